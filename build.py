@@ -1,9 +1,9 @@
 """Compile kernels_cu/*.cu into ptxrt/modules/: nvcc, ptxas and fatbinary of one CUDA 13.0 toolkit.
 
-A *unit* is one compilation: a `.cu` file, or one variant of it. A file asks for variants with lines such as
+A *unit* is one compilation: a `.cu` file, or one variant of it. A file declares variants with lines such as
 `VARIANTS(dim, 32, 64)` at top level; each value is compiled with `-DVARIANT_dim=VALUE` into a unit NAME_dimVALUE.
 `VARIANTS(dim dim_v, 64 64, 192 128)` names combinations of two axes, NAME_dim192_dim_v128 for the last. Several such
-lines mean every combination of them. Each unit becomes
+lines mean all combinations of them. Each unit becomes
 
     UNIT.ptx              the compute_120f text that ptxas assembles for the `native` machine
     UNIT.fatbin           that text assembled for sm_120a and for sm_121a
@@ -13,12 +13,12 @@ lines mean every combination of them. Each unit becomes
                           size and hash; of every text the parameters and launch constants of its entries
 
 The same sources and compiler give the same bytes on every machine: paths in the texts are relative, and the one
-identifier that nvcc derives from the absolute path is replaced. Whether a unit is stale is decided by hashes of its
-source, the headers it includes, its flags and its own files; a fresh tree needs no compiler at all (and another
-compiler makes nothing stale: run `--clean` first to compile everything with it).
+identifier that nvcc derives from the absolute path is replaced. A unit is stale if the hashes of its source, the
+headers it includes, its flags or its own files differ from the record. A fresh tree needs no compiler. A different
+compiler makes nothing stale: run `--clean` first to compile everything with it.
 
-Run `python build.py --help` for the options. As a hatchling build hook this file compiles the kernels into a wheel.
-This file uses the standard library alone and imports nothing of ptxrt.
+`python build.py --help` lists the options. As a hatchling build hook this file compiles the kernels into a wheel. It
+uses only the standard library and imports nothing from ptxrt.
 """
 
 import argparse
@@ -50,27 +50,27 @@ TOOLKIT_PINS = (
 )  # the toolkit's wheels; without `cccl`, cuda_bf16.h does not compile
 
 NVCC_FLAGS = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Werror", "all-warnings"]
-# Texts that are kept have line numbers, for the emulator. In binaries these would make two thirds of the wheel.
+# Kept texts have line numbers, for the emulator. In binaries they would make up two thirds of the wheel.
 LINES_FLAG = "-lineinfo"
 PTXAS_FLAGS = ["-suppress-debug-info"]
-RECIPE = 1  # raise it when this file begins to make other bytes from the same sources and flags
+RECIPE = 1  # increase it when this file makes other bytes from the same sources and flags
 
 
 class Target(NamedTuple):
-    """One text that nvcc writes, and what ptxas makes of it."""
+    """One PTX text that nvcc writes, and the targets that ptxas assembles it for."""
 
     compute: str  # the virtual architecture of the text
     cubins: tuple  # the real architectures it is assembled for
-    native: bool  # whether spills and the form of the MMA are checked
-    keep: str  # suffix under which the text is kept, "" for not at all
+    native: bool  # whether spills and the kind of the MMAs are checked
+    keep: str  # suffix of the kept text, "" if it is not kept
 
     @property
     def lines(self):
-        """The flag for line numbers, where the text is kept."""
+        """Return the flag for line numbers if the text is kept."""
         return [LINES_FLAG] if self.keep else []
 
 
-# `.target sm_120f` text assembles for both members of the family; sm_120a text would be refused for sm_121a.
+# Text with `.target sm_120f` assembles for both members of the family; sm_120a text is refused for sm_121a.
 TARGETS = (
     Target("compute_120f", ("sm_120a", "sm_121a"), True, ".ptx"),
     Target("compute_90", ("sm_90",), False, ".portable.ptx"),
@@ -81,24 +81,24 @@ TARGETS = (
 class Extent(NamedTuple):
     """How much of a unit is built."""
 
-    name: str  # as it stands in records
+    name: str  # the name in records
     texts: tuple  # the virtual architectures that nvcc compiles for
-    fatbins: dict  # suffix -> what is in it: real architectures, or the text of a virtual one
+    fatbins: dict  # suffix -> contents: real architectures, or the text of a virtual one
 
     def outputs(self, unit):
-        """Return the names of the files that a build of this extent writes for a unit, without its record."""
+        """Return the names of the files that a build of this extent writes for a unit, except its record."""
         return [
             unit.unit + suffix
             for suffix in [t.keep for t in TARGETS if t.keep and t.compute in self.texts] + list(self.fatbins)
         ]
 
     def holds(self, other):
-        """Say whether a build of this extent is enough where another is asked for."""
+        """Return whether a build of this extent includes another one."""
         return EXTENTS.index(self) >= EXTENTS.index(other)
 
 
-# For the emulator on native texts; for tests: code for one card, and a text that newer GPUs compile for themselves; for
-# releases.
+# In turn: for the emulator on native texts; for tests: code for one card, and a text that newer GPUs compile
+# themselves; for releases.
 PTX_ONLY = Extent("ptx", ("compute_120f",), {})
 QUICK = Extent("quick", ("compute_120f", "compute_90"), {".fatbin": ("sm_120a",), ".portable.fatbin": ("compute_90",)})
 FULL = Extent(
@@ -108,7 +108,7 @@ FULL = Extent(
 )
 EXTENTS = (PTX_ONLY, QUICK, FULL)
 LAUNCH_INTS = 9  # threads[3], shared_bytes, tile[3], min_blocks, spill_bytes
-SHARED_BYTES, SPILL_BYTES = 3, 8  # which of them
+SHARED_BYTES, SPILL_BYTES = 3, 8  # indices of these
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ SHARED_BYTES, SPILL_BYTES = 3, 8  # which of them
 
 
 class BuildFailure(Exception):
-    """The build cannot go on; the message says what to do."""
+    """The build cannot continue; the message says what to do."""
 
 
 class ToolchainMissing(BuildFailure):
@@ -132,11 +132,11 @@ class SpillFailure(BuildFailure):
 
 
 class PerformanceFailure(BuildFailure):
-    """The assembler reports that it serialized or degraded an instruction."""
+    """ptxas reports that it serialized or degraded an instruction."""
 
 
 class ContractFailure(BuildFailure):
-    """A compiled text lacks what the rest of the project relies on."""
+    """A compiled text does not meet what the rest of the project relies on."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class Unit(NamedTuple):
 
 
 def variants_of(text):
-    """Return the combinations that the VARIANTS lines of a source ask for, as dicts; [{}] without such a line."""
+    """Return the combinations of a source's VARIANTS lines, as dicts; [{}] without such a line."""
     lines = []
     for axes, values in re.findall(r"^VARIANTS\(([\w\s]+),([^)]*)\)", text, re.MULTILINE):
         lines.append([list(zip(axes.split(), map(int, value.split()), strict=True)) for value in values.split(",")])
@@ -211,11 +211,11 @@ class Toolchain(NamedTuple):
     fatbinary: str
     version: str  # of nvcc, e.g. 13.0.88
     top: str  # the toolkit's root: where its headers lie
-    origin: str  # how it was found, for people
+    origin: str  # how it was found, for messages
 
 
 def environment(path=None):
-    """Return the environment for the compilers: without what would add flags, or translate their messages."""
+    """Return the environment for the compilers, without variables that add flags or translate messages."""
     hidden = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
     variables = {key: value for key, value in os.environ.items() if key not in hidden} | {"LC_ALL": "C"}
     if path:
@@ -224,7 +224,7 @@ def environment(path=None):
 
 
 def output_of(command, cwd=None, path=None):
-    """Run a command, `path` first on its PATH; return (exit code, standard output and error together)."""
+    """Run a command with `path` first on its PATH; return (exit code, standard output and error together)."""
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
@@ -240,7 +240,7 @@ def output_of(command, cwd=None, path=None):
 
 
 def toolkit_folders():
-    """Yield (folder, origin) of every place where a toolkit's programs may lie, best first."""
+    """Yield (folder, origin) of all places where a toolkit's programs may be, best first."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if home:
         yield Path(home) / "bin", "CUDA_HOME"
@@ -255,7 +255,7 @@ def toolkit_folders():
 
 
 def find_toolchain():
-    """Return the first CUDA 13.0 toolkit; raise ToolchainMissing with what was seen and what to do."""
+    """Return the first CUDA 13.0 toolkit; ToolchainMissing lists what was found and what to do."""
     seen = []
     for folder, origin in toolkit_folders():
         programs = [shutil.which(name, path=str(folder)) for name in ("nvcc", "ptxas", "fatbinary")]
@@ -282,7 +282,7 @@ def find_toolchain():
 
 
 def needs_toolkit():
-    """Say whether a build here needs the toolkit's wheels: not where all is fresh or a toolkit is present."""
+    """Return whether a build here needs the toolkit's wheels: not if all units are fresh or a toolkit is present."""
     try:
         if SOURCES.is_dir() and not stale(find_units(SOURCES), SOURCES, MODULES, FULL):
             return False
@@ -293,7 +293,7 @@ def needs_toolkit():
 
 
 def toolkit_wheels():
-    """Return the toolkit's wheels with their versions, as a build hook may ask for them: pip takes no hashes there."""
+    """Return the toolkit's wheels with versions, as requirements of a build hook: pip allows no hashes there."""
     return re.findall(r"^([\w.\[\],-]+==[\w.]+)", TOOLKIT_PINS.read_text(encoding="utf-8"), re.MULTILINE)
 
 
@@ -302,29 +302,29 @@ def toolkit_wheels():
 
 
 def quiet_path(path, sources, top):
-    """Return a path of a `.file` directive as it reads on every machine."""
+    """Return the machine-independent form of a path in a `.file` directive."""
     real = os.path.realpath(path)
     for base, name in ((sources, "kernels_cu"), (top, "cuda")):
         base = os.path.realpath(base)
         if real.startswith(base + os.sep):
             inside = Path(real[len(base) + 1 :]).as_posix()
-            # The toolkit keeps its headers under targets/PLATFORM/include, the PyPI wheels under include.
+            # Headers are under targets/PLATFORM/include in the toolkit, and under include in the PyPI wheels.
             return f"{name}/{re.sub(r'^targets/[^/]+/', '', inside) if name == 'cuda' else inside}"
     return f"system/{Path(real).as_posix().rpartition('/include/')[2].lstrip('/')}"
 
 
 def reproducible(text, unit, sources, top):
-    """Rewrite what in a PTX text depends on the machine: paths, and identifiers made from the absolute path.
+    """Replace the parts of a PTX text that depend on the machine: paths, and identifiers made from the absolute path.
 
-    nvcc puts the same eight hexadecimal digits, a checksum of the absolute path of the source, into every mangled name
-    with internal linkage, in the code and (as `.b8` numbers) in the debug strings. A checksum of the unit's name stands
-    there instead: still unique, and the same everywhere.
+    nvcc puts eight hexadecimal digits, a checksum of the source's absolute path, into every mangled name with internal
+    linkage, in the code and (as `.b8` numbers) in the debug strings. They are replaced by a checksum of the unit's
+    name, which is still unique, and the same everywhere.
     """
     mark = hashlib.sha256(unit.unit.encode()).hexdigest()[:8]
     identifier = re.compile(r"(_INTERNAL_|_GLOBAL__N__)[0-9a-f]{8}(?=_)")
 
     def debug_strings(match):
-        # latin-1 maps the 256 bytes to the 256 first characters and back; the length stays what it was
+        # latin-1 maps 256 bytes to 256 characters and back, so the length does not change
         plain = bytes(map(int, re.findall(r"\b\d+", match[0]))).decode("latin-1")
         numbers = iter(identifier.sub(rf"\g<1>{mark}", plain).encode("latin-1"))
         return re.sub(r"\b\d+", lambda _: str(next(numbers)), match[0])
@@ -335,7 +335,7 @@ def reproducible(text, unit, sources, top):
     text = text.replace("\r\n", "\n")
     text = identifier.sub(rf"\g<1>{mark}", text)
     text = re.sub(r"(?:^\s*\.b8 [\d, ]+\n)+", debug_strings, text, flags=re.MULTILINE)
-    # Some releases append the time and size of the file.
+    # Some releases of nvcc append the file's time and size.
     return re.sub(r'^(\s*\.file\s+\d+\s+)"([^"]*)"(?:,[ \d,]+)?', file_directive, text, flags=re.MULTILINE)
 
 
@@ -345,7 +345,7 @@ def entries_of(text):
 
 
 def launch_facts(text, unit):
-    """Return {entry: nine ints} from the ENTRY_launch constants of a PTX text; raise ContractFailure without one."""
+    """Return {entry: nine ints} from the ENTRY_launch constants of a PTX text; ContractFailure if one is missing."""
     entries = entries_of(text)
     if not entries:
         raise ContractFailure(f"{unit.unit}: no entry; {unit.source.name} should define one with KERNEL()")
@@ -368,7 +368,7 @@ def launch_facts(text, unit):
 def parameters_of(text):
     """Return {entry: its parameters in order} of a PTX text, in words such as "u64.ptr f32 b8[64]@8".
 
-    The last one of these is 64 bytes passed by value, aligned to 8.
+    The last of these words means 64 bytes passed by value, aligned to 8.
     """
     word = re.compile(
         r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)(\s+\.ptr\b)?[^,\n]*?\w+(?:\[(\d+)\])?\s*(?:,|$)", re.MULTILINE
@@ -384,10 +384,10 @@ def parameters_of(text):
 
 
 def check_block_scaled(unit, text):
-    """Raise ContractFailure where a block-scaled kernel fell back to the portable path in its native text.
+    """Raise ContractFailure if a block-scaled kernel uses the portable path in its native text.
 
-    That is what happens, in silence, when a guard on the architecture is wrong. Attention on pages multiplies in 16
-    bits, as do products of few rows and those with an operand of 16 bits.
+    A wrong guard on the architecture causes this without any message. Attention on pages, products of few rows, and
+    products with a 16-bit operand are exempt: they multiply in 16 bits.
     """
     if re.match(r"(attention_(?!paged_)|gemm_(?!few_|bf16_)|probe_).*(mxfp|nvfp)", unit.name) and "kind::" not in text:
         raise ContractFailure(
@@ -400,9 +400,9 @@ def check_block_scaled(unit, text):
 
 
 def files_of(source, sources):
-    """Return a source and what it includes below `sources`, for whatever target, as sorted paths from there.
+    """Return a source and the files that it includes below `sources`, for all targets, as sorted relative paths.
 
-    A compiler would name no more than one target's, and takes another pass over the source for it.
+    A compiler would list those of one target only, and needs another pass over the source.
     """
     sources = sources.resolve()
     found, todo = set(), {source.resolve()}
@@ -417,7 +417,8 @@ def files_of(source, sources):
 
 
 def usage(log):
-    """Return {function: {registers, spill_store_bytes, ...}} from what `ptxas -v` printed; entries and functions."""
+    """Return {function: {registers, spill_store_bytes, ...}} from the output of `ptxas -v`; for entries and
+    functions."""
     table, current = {}, None
     for line in log.splitlines():
         if match := re.search(r"Compiling entry function '(\w+)'", line):
@@ -433,7 +434,7 @@ def usage(log):
 
 
 def check_assembly(unit, arch, log, table, facts):
-    """Raise for what must not pass in silence: degraded instructions, and spills that nobody declared."""
+    """Raise for degraded instructions, and for spills that no KERNEL declares."""
     loss = [line.strip() for line in log.splitlines() if "Potential Performance Loss" in line]
     if loss:
         raise PerformanceFailure(f"{unit.unit} on {arch}: " + "\n  ".join(loss))
@@ -452,7 +453,7 @@ def check_assembly(unit, arch, log, table, facts):
 
 
 class Text(NamedTuple):
-    """What came of one unit and one target."""
+    """The result of compiling one unit for one target."""
 
     target: Target
     text: str
@@ -481,7 +482,7 @@ def compile_text(unit, target, sources, tools, folder, extent):
     tables = {}
     wanted = {image for images in extent.fatbins.values() for image in images}
     for cubin in (cubin for cubin in target.cubins if cubin in wanted):
-        # Relative names and a fixed folder: the cubin records the command line.
+        # The cubin records the command line: use relative names and a fixed folder.
         names = [ptx.name, "-o", f"{unit.unit}.{cubin}.cubin"]
         code, log = output_of([tools.ptxas, "-v", f"-arch={cubin}", *target.lines, *PTXAS_FLAGS, *names], cwd=folder)
         if code:
@@ -501,7 +502,7 @@ def link(unit, tools, folder, extent):
             extension = "cubin" if kind == "sm" else "ptx"
             spec = f"kind={'elf' if kind == 'sm' else 'ptx'},sm={arch},file={unit.unit}.{image}.{extension}"
             words.append(f"--image3={spec}")
-        # Nothing is compressed here: `pack` does it for wheels, a sixth smaller than fatbinary would.
+        # No compression here: `pack` compresses for wheels, to a sixth less than fatbinary would.
         command = [tools.fatbinary, "-64", "--compress-mode=none", f"--create={unit.unit}{suffix}", *words]
         code, log = output_of(command, cwd=folder)
         if code:
@@ -513,20 +514,20 @@ def link(unit, tools, folder, extent):
 
 
 def flags_of(unit):
-    """Return every flag that shapes the bytes of a unit, for its record."""
+    """Return all flags that affect the bytes of a unit, for its record."""
     targets = [":".join([target.compute, "+".join(target.cubins), *target.lines]) for target in TARGETS]
     return [f"recipe={RECIPE}", *targets, *NVCC_FLAGS, *(f"ptxas {flag}" for flag in PTXAS_FLAGS), *unit.defines]
 
 
 def hash_of(path, cache):
-    """Return the SHA-256 of a file, or None where it does not exist."""
+    """Return the SHA-256 of a file, or None if it does not exist."""
     if path not in cache:
         cache[path] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
     return cache[path]
 
 
 def record_of(unit, modules):
-    """Return the record of a built unit; None where it is missing, damaged, or lacks what records have today."""
+    """Return the record of a built unit; None if it is missing, damaged, or lacks fields of the present version."""
     try:
         record = json.loads((modules / f"{unit.unit}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -545,26 +546,26 @@ def assembled(unit, modules):
 
 
 def extent_of(record):
-    """Return how much of its unit a record is of."""
+    """Return the extent of a record."""
     named = {extent.name: extent for extent in EXTENTS}
     return named.get(record.get("extent"), FULL if len(record["bytes"]) == 4 else PTX_ONLY)
 
 
 def is_fresh(unit, sources, modules, extent, cache):
-    """Say whether a unit's files are as they were made, of that extent, and from the present sources, headers and
-    flags.
+    """Return whether a unit's files are unchanged since they were made, with that extent, from the present sources,
+    headers and flags.
     """
     record = record_of(unit, modules)
     if not record or record.get("flags") != flags_of(unit) or not extent_of(record).holds(extent):
         return False
     for name in extent.outputs(unit):
         file = modules / name
-        # The size first: it finds most of what differs, at no cost.
+        # Compare the size first: it finds most changes at no cost.
         if not file.is_file() or file.stat().st_size != record["bytes"].get(name):
             return False
         if hash_of(file, {}) != record["sha256"].get(name):
             return False
-    # Paths in records begin with kernels_cu/, wherever the copy lies that was compiled.
+    # Paths in records begin with kernels_cu/, wherever the compiled copy is.
     return all(hash_of(sources / name.split("/", 1)[1], cache) == digest for name, digest in record["sources"].items())
 
 
@@ -575,8 +576,8 @@ def stale(units, sources, modules, extent):
 
 
 def launches_of(text, unit):
-    """Return {entry: {"parameters": words, "launch": nine ints}}: what a launch must know of each entry, so that it
-    reads no text.
+    """Return {entry: {"parameters": words, "launch": nine ints}}: what launches need of each entry, so that they need
+    not parse the text.
     """
     parameters = parameters_of(text)
     return {
@@ -609,12 +610,13 @@ def install(unit, texts, sources, tools, folder, modules, extent):
         "texts": {item.target.compute: launches_of(item.text, unit) for item in texts},
         "bytes": {name: (folder / name).stat().st_size for name in outputs},
         "sha256": {name: hash_of(folder / name, cache) for name in outputs},
-        # The machine code by itself: how many targets are in a fatbin says nothing about the code for one.
+        # Hashes of the machine code itself: those of fatbins also depend on the other targets in them.
         "cubins": {arch: hash_of(folder / f"{unit.unit}.{arch}.cubin", cache) for item in texts for arch in item.usage},
     }
     staged = folder / f"{unit.unit}.json"
     staged.write_bytes((json.dumps(record, indent=1) + "\n").encode("utf-8"))
-    # The record goes first and comes last: a unit whose files are being exchanged reads as missing, never as whole.
+    # The record is removed first and written last: a unit whose files are being replaced counts as missing, never as
+    # complete.
     remove(unit.unit, modules)
     for name in [*outputs, staged.name]:
         os.replace(folder / name, modules / name)
@@ -630,8 +632,8 @@ def remove(unit, modules):
 
 
 def units_built(known, modules):
-    """Return the units that a build wrote into a folder, of whatever release: they have a record, or are known and it
-    is damaged.
+    """Return the units that a build of any release wrote into a folder: they have a record, or are known and their
+    record is damaged.
     """
     found = []
     for file in sorted(modules.glob("*.json")):
@@ -650,7 +652,7 @@ def units_built(known, modules):
 
 
 def prune(units, modules):
-    """Remove the files of units that no source asks for any longer."""
+    """Remove the files of units that no source declares any longer."""
     known = {unit.unit for unit in units}
     for unit in units_built(known, modules):
         if unit not in known:
@@ -659,9 +661,9 @@ def prune(units, modules):
 
 
 def clean(sources, modules):
-    """Remove what builds wrote into a folder, and the folder where nothing else is in it; print what was left.
+    """Remove what builds wrote into a folder, and the folder if nothing else is in it; print what remains.
 
-    What a symbolic link points to stays: a folder that is one is refused, a file that is one is removed as a link.
+    Targets of symbolic links are kept: a folder that is a link is refused, a file that is a link is removed as a link.
     """
     if modules.is_symlink():
         raise BuildFailure(f"{modules} is a symbolic link; name the folder itself, or remove the link")
@@ -686,8 +688,8 @@ def clean(sources, modules):
 
 
 def staging_prefix():
-    """Return how the names of this process's staging folders begin: process numbers mean something on one host
-    alone."""
+    """Return the prefix of this process's staging folders. It names the host, because process numbers are unique only
+    there."""
     return f".staging-{zlib.crc32(platform.node().encode()):08x}-{os.getpid()}-"
 
 
@@ -701,7 +703,7 @@ def remove_staging(modules):
 
 
 def is_running(process):
-    """Say whether a process of that number is there; on Windows, where asking might end it, whether it may be."""
+    """Return whether a process of that number exists; on Windows, where a check might end it, whether it may exist."""
     if os.name == "nt":
         return True
     try:
@@ -718,7 +720,7 @@ def is_running(process):
 
 
 class Progress:
-    """Show what is done: one line that changes on a terminal, plain lines elsewhere."""
+    """Show progress: one changing line on a terminal, plain lines elsewhere."""
 
     def __init__(self, total):
         self.total, self.done, self.start = total, 0, time.perf_counter()
@@ -733,7 +735,7 @@ class Progress:
             print(line, flush=True)
 
     def interrupt(self):
-        """End the changing line, so that something else can be printed."""
+        """End the changing line, so that other output can be printed."""
         if sys.stdout.isatty():
             print()
 
@@ -746,14 +748,14 @@ def cores():
 
 
 def compile_units(units, sources, modules, extent, jobs):
-    """Compile the units in parallel and install each as it becomes whole; return the failures, [] when all is well."""
+    """Compile the units in parallel and install each as soon as it is complete; return the failures."""
     tools = find_toolchain()
     targets = [target for target in TARGETS if target.compute in extent.texts]
     print(f"nvcc {tools.version} ({tools.origin}); units: {len(units)}, texts of each: {len(targets)}", flush=True)
     progress, failures, texts = Progress(len(units) * len(targets)), {}, {unit.unit: [] for unit in units}
     modules.mkdir(parents=True, exist_ok=True)
     remove_staging(modules)
-    # On the same file system as the modules, so that moving a file there is one step.
+    # On the file system of the modules, so that moving a file is atomic.
     with tempfile.TemporaryDirectory(prefix=staging_prefix(), dir=modules) as staging:
         pool = concurrent.futures.ThreadPoolExecutor(jobs)
         try:
@@ -775,14 +777,14 @@ def compile_units(units, sources, modules, extent, jobs):
                 except BuildFailure as failure:
                     progress.interrupt()
                     print(f"FAILED {unit.unit} {target.compute}", flush=True)
-                    failures.setdefault(unit.unit, failure)  # the other targets mostly repeat it
+                    failures.setdefault(unit.unit, failure)  # other targets mostly fail in the same way
         finally:
             pool.shutdown(cancel_futures=True)
     return list(failures.values())
 
 
 def build(sources=SOURCES, modules=MODULES, only=(), extent=FULL, jobs=None):
-    """Bring the modules up to date and return (built, selected) units; raise BuildFailure with all that went wrong."""
+    """Bring the modules up to date and return (built, selected) units; raise BuildFailure with all failures."""
     sources, modules = Path(sources).resolve(), Path(modules).resolve()
     everything = find_units(sources)
     units = select(everything, only)
@@ -802,11 +804,11 @@ def build(sources=SOURCES, modules=MODULES, only=(), extent=FULL, jobs=None):
 
 
 def pack(units, modules, folder):
-    """Write what a wheel holds of built units; return the files.
+    """Write the files of built units that a wheel contains; return them.
 
-    index.json has the records of all units, less what only a checkout asks for. KERNEL.ptx.xz has the native texts of a
-    kernel's units, one behind the other, which compresses them to a tenth of what each would take. Each fatbin is a
-    pack of its own, UNIT.fatbin.xz, since a GPU loads a unit at a time. Portable texts are left out.
+    index.json has the records of all units, without fields that only a checkout needs. KERNEL.ptx.xz has the native
+    texts of all units of a kernel, concatenated, which compresses to a tenth of separate files. Each fatbin is
+    compressed separately, UNIT.fatbin.xz, because a GPU loads one unit at a time. Portable texts are left out.
     """
     packs, index = {}, {}
     for name in dict.fromkeys(unit.name for unit in units):
@@ -865,7 +867,8 @@ def print_usage(units, modules):
 
 
 def print_sizes(units, modules):
-    """Print what each kernel adds to the wheel in binaries, and its native texts, of which `pack` makes about 3 %."""
+    """Print the size of each kernel's binaries in the wheel, and of its native texts, which `pack` compresses to about
+    3 %."""
     rows = []
     for name in dict.fromkeys(unit.name for unit in units):
         of_name = [unit.unit for unit in units if unit.name == name]
@@ -881,7 +884,7 @@ def print_sizes(units, modules):
 
 
 def print_table(rows):
-    """Print rows of cells, the first column left, the others right aligned."""
+    """Print rows of cells, the first column left-aligned, the others right-aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         cells = [cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))]
@@ -960,7 +963,7 @@ def get_build_hook():
 
     class KernelsHook(BuildHookInterface):
         def dependencies(self):
-            # An editable install uses the modules that `make` builds.
+            # Editable installs use the modules built by `make`.
             return toolkit_wheels() if self.target_name == "wheel" and needs_toolkit() else []
 
         def initialize(self, version, build_data):

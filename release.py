@@ -1,9 +1,9 @@
 """Make a release: `make release VERSION=0.2.0`, from a clean checkout in which `make test ALL=1` passes.
 
-The script writes the version to ptxrt/__init__.py and dates the section of CHANGELOG.md that is called `VERSION
-(unreleased)` or `Next`. It builds the wheel twice: here, and in a copy of the tree in another folder, where it compiles
-every kernel anew. If the two wheels are equal to the byte, it puts the wheel and its SHA-256 into dist/, commits the
-change and tags it. After any failure the tree is as it was before. Nothing is published.
+The script writes the version to ptxrt/__init__.py and dates the section of CHANGELOG.md named `VERSION (unreleased)` or
+`Next`. It builds the wheel twice: here, and in a copy of the tree in another folder, where it compiles all kernels
+anew. If both wheels have the same bytes, it writes the wheel and its SHA-256 to dist/, commits the change and tags it.
+After any failure it restores the tree. It publishes nothing.
 """
 
 import argparse
@@ -25,7 +25,7 @@ class ReleaseFailure(Exception):
 
 
 def git(root, *words):
-    """Run git in a tree and return what it prints; raise ReleaseFailure where it fails."""
+    """Run git in a tree and return its output; raise ReleaseFailure if it fails."""
     done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
     if done.returncode:
         raise ReleaseFailure(f"git {' '.join(words)} failed: {(done.stderr or done.stdout).strip()}")
@@ -48,9 +48,7 @@ def with_version(text, version):
 
 
 def with_section(text, version, day):
-    """Return CHANGELOG.md with the section of unreleased changes under the version and a date, below an empty section
-    Next.
-    """
+    """Return CHANGELOG.md with the unreleased section under the version and a date, below an empty section Next."""
     heading = rf"^## (?:Next|{re.escape(version)} \(unreleased\))\n\n"
     match = re.search(heading + r"(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     if not match or not match[1].strip():
@@ -61,9 +59,7 @@ def with_section(text, version, day):
 
 
 def build_wheel(tree, folder):
-    """Build the wheel of a tree into a folder and return its path. Kernels that are built and fresh are taken as they
-    are.
-    """
+    """Build the wheel of a tree into a folder and return its path. Fresh kernels are not compiled again."""
     command = [
         sys.executable,
         "-m",
@@ -83,7 +79,7 @@ def build_wheel(tree, folder):
 
 
 def differences(one, other):
-    """Return what differs between two wheels, in words; nothing where they are equal to the byte."""
+    """Return the differences of two wheels in words; nothing if their bytes are equal."""
     if one.read_bytes() == other.read_bytes():
         return []
     contents = []
@@ -102,8 +98,7 @@ def differences(one, other):
 
 
 def release(root, version, build=build_wheel):
-    """Make a release of a tree and return its wheel; raise ReleaseFailure, with the tree as it was, where that
-    fails."""
+    """Make a release of a tree and return its wheel. If it fails, restore the tree and raise ReleaseFailure."""
     numbers(version)
     if changes := git(root, "status", "--porcelain").strip():
         raise ReleaseFailure(f"commit or remove first:\n{changes}")
@@ -157,7 +152,7 @@ def release(root, version, build=build_wheel):
 
 
 def copy_sources(root, target):
-    """Copy the files that git knows, as they are now, to a new folder."""
+    """Copy the files that git tracks, in their present state, to a new folder."""
     for name in git(root, "ls-files", "-z").split("\0")[:-1]:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(root / name, target / name)

@@ -1,13 +1,14 @@
-"""Attention beside PyTorch's scaled_dot_product_attention, by its FlashAttention-2 and cuDNN backends, in one run.
+"""Attention compared with PyTorch's scaled_dot_product_attention in its FlashAttention-2 and cuDNN backends, in one
+run.
 
     python benchmarks/attention_vs_torch.py [--machine portable] [--dtype bf16] [--side f16+f16]...
         [--shape b4h32s2048d128]... [--repeat 20] [--json]
 
-Needs PyTorch for CUDA. Inputs and outputs of all sides are bf16, or what --dtype says; in block formats this library is
-measured twice, on operands quantized before and from the arrays. Formats join by ptxrt.bench.attention.RATES, shapes by
-SHAPES below. Long problems are given in TFLOPS (half of the pairs with a causal mask); decoding, a few queries on many
-keys, in GB/s of what a side reads of K and V, beside a copy. A side that refuses a shape says why. Docs:
-docs/benchmarks.md.
+Needs PyTorch for CUDA. Inputs and outputs of all sides are bf16, or the type of --dtype. In block formats this library
+is measured twice, on operands quantized before and on arrays. Formats are those of ptxrt.bench.attention.RATES, shapes
+those of SHAPES below. Long shapes are reported in TFLOPS (half of the pairs with a causal mask). Decoding, a few
+queries on many keys, is reported in GB/s of K and V as the side reads them, beside a copy. If a side refuses a shape,
+its message is reported. Docs: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ DECODING_QUERIES = 16
 
 @dataclass(frozen=True)
 class Side:
-    """One way to compute attention: `call` gives the output; `keys` K and V as it reads them."""
+    """One way to compute attention. call: computes the output. keys: K and V as it reads them."""
 
     call: Callable[[], Any]
     keys: Callable[[], tuple]
 
     @property
     def key_bytes(self) -> int:
-        """Of K and V, scales included."""
+        """Bytes of K and V, scales included."""
         return sum(x.nbytes for x in self.keys())
 
 
 def problems(shapes):
-    """(shape, whether causal, whether it is decoding): long ones with and without the mask, decoding without."""
+    """Yield (shape, causal, decoding): long shapes with and without the mask, decoding without."""
     for shape in shapes:
         decodes = shape.queries <= DECODING_QUERIES < shape.keys
         yield shape, False, decodes
@@ -56,7 +57,7 @@ def problems(shapes):
 
 
 def torch_sides(torch, q, k, v, causal: bool) -> dict:
-    """SDPA by backend: name -> Side."""
+    """Return SDPA by backend: name -> Side."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     def by(kind):
@@ -71,8 +72,8 @@ def torch_sides(torch, q, k, v, causal: bool) -> dict:
 
 
 def our_sides(torch, arrays, causal: bool, combinations: Sequence[tuple[str, str]] = COMBINATIONS) -> dict:
-    """`ptxrt.attention` by formats and operands: name -> Side; the output, in the type of the arrays, is written to the
-    same memory each time."""
+    """Return `ptxrt.attention` by formats and operands: name -> Side. The output has the type of the arrays and is
+    written to the same memory each time."""
 
     def by(qk, pv, operands):
         out = ptxrt.empty(arrays[0].shape, arrays[0].dtype)
@@ -92,7 +93,7 @@ def our_sides(torch, arrays, causal: bool, combinations: Sequence[tuple[str, str
 
 
 def tried(torch, sides: dict) -> tuple[dict, dict]:
-    """The outputs of the sides that take the problem, and what the others say."""
+    """Return the outputs of the sides that support the shape, and the messages of the others."""
     outputs, refused = {}, {}
     for name, side in sides.items():
         try:
@@ -104,7 +105,7 @@ def tried(torch, sides: dict) -> tuple[dict, dict]:
 
 
 def measure(torch, shapes, repeat: int, dtype: str, combinations: Sequence[tuple[str, str]]) -> list[dict]:
-    """A row for each shape and side, on inputs of one type."""
+    """Return a row for each shape and side, on inputs of one type."""
     stream, side = peers.common_stream(torch)
     rows = []
     with stream, torch.cuda.stream(side):
@@ -140,7 +141,7 @@ def measure(torch, shapes, repeat: int, dtype: str, combinations: Sequence[tuple
 
 
 def reference(torch, q, k, v, causal: bool):
-    """float64 attention of the first head and the last 64 queries at most."""
+    """Return float64 attention of the first head and at most the last 64 queries."""
     query, key, value = q[0, 0, -64:].double(), k[0, 0].double(), v[0, 0].double()
     scores = query @ key.T * q.shape[-1] ** -0.5
     if causal:
@@ -152,13 +153,13 @@ def reference(torch, q, k, v, causal: bool):
 
 
 def error_of(result, exact) -> float:
-    """Relative L2 of the same slice of a result."""
+    """Return the relative L2 error of the same slice of a result."""
     got = result[0, 0, -64:].double()
     return float((got - exact).norm() / exact.norm())
 
 
 def table(head: dict, rows: list[dict]):
-    """The rows for a terminal."""
+    """Format the rows for a terminal."""
     yield f"attention on {title(head['machine'])}; PyTorch {head['torch']}"
     yield (
         f"medians of {max(row.get('repeat', 0) for row in rows)}, all sides of a shape in turns; {rows[0]['dtype']} "
@@ -196,7 +197,7 @@ def table(head: dict, rows: list[dict]):
 
 
 def own_options(parser) -> None:
-    """Add the type of inputs, and which pairs of formats are measured."""
+    """Add the options for the type of inputs and the pairs of formats."""
     sides = ["+".join(pair) for pair in COMBINATIONS]
     parser.add_argument("--dtype", choices=["bf16", "f16"], default="bf16", help="of inputs and outputs (%(default)s)")
     parser.add_argument("--side", choices=sides, action="append", help="measure this pair alone; may be repeated")

@@ -1,10 +1,10 @@
-"""Decoding on paged caches in every format, and appending, beside a copy on the same device.
+"""Decoding on paged caches in every format, and appending, compared with a copy on the same device.
 
     python benchmarks/cache.py [--batch 32] [--keys 8192] [--heads 8] [--group 4] [--dim 128] [--page 16] [--repeat 20]
 
-Decoding is one query of each sequence; its rate is that of the bytes of K and V, scales included, and the copy's that
-of what it reads and writes. Appending writes 8192 tokens in bfloat16; what it reads and writes counts. The L2 is
-flushed before each call.
+Decoding has one query for each sequence. Its rate counts the bytes of K and V, scales included; that of the copy counts
+its reads and writes. Appending writes 8192 tokens in bfloat16; its rate counts reads and writes. The L2 is flushed
+before each call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Call = tuple[Callable[[], Any], int]
 
 
 def filled(format: str, pages: int, page: int, heads: int, dim: int) -> ptxrt.KVCache:
-    """A cache whose every row is written, a page at a time."""
+    """Return a cache with all rows written, page by page."""
     cache = ptxrt.KVCache(pages, page, heads, dim, format=format)
     rng, tokens = np.random.default_rng(0), min(pages * page, 4096)
     rows = [
@@ -41,7 +41,7 @@ def filled(format: str, pages: int, page: int, heads: int, dim: int) -> ptxrt.KV
 
 
 def decoding(format: str, batch: int, keys: int, heads: int, group: int, dim: int, page: int) -> Call:
-    """One query of each sequence on a cache of its own pages, in any order: the call, and the bytes of K and V."""
+    """Return a call with one query for each sequence on its own pages in any order, and the bytes of K and V."""
     rng, table = np.random.default_rng(1), -(-keys // page)
     cache = filled(format, batch * table, page, heads, dim)
     pages = ptxrt.to_device(rng.permutation(batch * table).astype(np.int32).reshape(batch, table))
@@ -54,7 +54,7 @@ def decoding(format: str, batch: int, keys: int, heads: int, group: int, dim: in
 
 
 def appending(format: str, tokens: int, heads: int, dim: int, page: int) -> Call:
-    """Tokens into a cache that has room for them: the call, and the bytes that it reads and writes."""
+    """Return a call that appends tokens to a cache, and the bytes that it reads and writes."""
     rng, cache = np.random.default_rng(2), ptxrt.KVCache(-(-tokens // page), page, heads, dim, format=format)
     k, v = (
         ptxrt.to_device(rng.standard_normal((tokens, heads, dim), dtype=np.float32).astype(ml_dtypes.bfloat16))
@@ -65,7 +65,7 @@ def appending(format: str, tokens: int, heads: int, dim: int, page: int) -> Call
 
 
 def rows(options: argparse.Namespace) -> list[list[str]]:
-    """A row of the table for each format and call."""
+    """Return a row of the table for each format and call."""
     clock, found = Clock(repeat=options.repeat), []
     sizes = (options.heads, options.group, options.dim, options.page)
     for what in ("decode", "append"):

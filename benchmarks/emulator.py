@@ -1,10 +1,10 @@
-"""How long the emulator takes: the quantizer, the attention, and the first launch of an entry in a fresh process.
+"""Times of the emulator: the quantizer, the attention, and the first launch of an entry in a fresh process.
 
     python benchmarks/emulator.py
 
-Prints the best and the median of five launches, and for the first launch what it takes beyond its run time; each in
-seconds, and in brackets the processor's seconds, which other work on the machine hardly changes. With a head dimension
-the first launch of that attention alone.
+Prints the best and the median of five launches, and for the first launch its time beyond the run time. Values are in
+seconds; in brackets CPU seconds, which other work on the machine hardly changes. With a head dimension as argument only
+the first launch of that attention is measured.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ FIRST = {"qk": "mxfp4", "pv": "bf16", "quantize": "in_kernel"}
 
 
 def timed(call) -> np.ndarray:
-    """(seconds, processor's seconds) of a call."""
+    """Return (seconds, CPU seconds) of a call."""
     start = time.perf_counter(), time.process_time()
     call()
     return np.array([time.perf_counter() - start[0], time.process_time() - start[1]])
 
 
 def times(call) -> np.ndarray:
-    """`timed` of some calls, after one that is not counted: (calls, 2)."""
+    """Return `timed` of several calls, after one that is not counted: (calls, 2)."""
     call()
     return np.array([timed(call) for _ in range(REPEATS)])
 
@@ -51,7 +51,7 @@ def report(name: str, seconds: np.ndarray) -> None:
 
 
 def first_launch(dim: int) -> None:
-    """Print what the first launch of the attention of one head dimension adds, loading included."""
+    """Print the extra time of the first launch of attention at one head dimension, loading included."""
     x = random(1, 1, 1, dim)
     first = timed(lambda: ptxrt.attention(x, x, x, **FIRST))
     beyond = first - times(lambda: ptxrt.attention(x, x, x, **FIRST)).min(axis=0)

@@ -1,12 +1,13 @@
-"""Grouped products beside one product of as many bytes or rows; a quantizing gate beside separate launches.
+"""Grouped products compared with one product of as many bytes or rows; a quantizing gate compared with separate
+launches.
 
     python benchmarks/gemm_groups.py [--machine portable] [--repeat 20] [--json]
 
-- decode: 32 tokens choose 6 of 128 experts each; weights of 4096 x 4096 in nvfp4, beside one of 16 rows by as many
-  weights in one matrix. Experts that no token chose are not read: figures are bytes per second.
-- prefill: 8 groups of 1024 rows beside one product of 8192 rows by one of the matrices.
-- gate: a product of 4096 rows whose end gates and quantizes to mxfp8, beside the plain product, and beside product,
-  `swiglu` and `quantize` as launches of their own.
+- decode: 32 tokens choose 6 of 128 experts each, with weights of 4096 x 4096 in nvfp4; compared with one product of 16
+  rows by as many weights in one matrix. Experts that no token chose are not read: rates are bytes per second.
+- prefill: 8 groups of 1024 rows, compared with one product of 8192 rows by one of the matrices.
+- gate: a product of 4096 rows that gates and quantizes to mxfp8; compared with the plain product, and with product,
+  `swiglu` and `quantize` as separate launches.
 
 Docs: docs/benchmarks.md.
 """
@@ -31,13 +32,14 @@ Calls = dict[str, Callable[[], Any]]
 
 
 def normal(*shape: int) -> ptxrt.DeviceArray:
-    """Normal values in bf16 on the device: a million at most, over and over."""
+    """Return normal values in bf16 on the device; at most a million different ones, repeated."""
     some = np.random.default_rng(len(shape)).standard_normal(min(math.prod(shape), 1_000_003), np.float32)
     return ptxrt.to_device(np.resize(some.astype(bf16.dtype), shape))
 
 
 def decode(experts: int = 128, tokens: int = 32, chosen: int = 6, size: int = 4096) -> tuple[Calls, dict[str, int]]:
-    """A grouped product of few rows, one product of 16 rows by as many matrices as were chosen; bytes of weights."""
+    """Return a grouped product of few rows and one product of 16 rows by as many matrices as were chosen, with the
+    bytes of weights."""
     rng = np.random.default_rng(0)
     ids = np.array([rng.choice(experts, chosen, replace=False) for _ in range(tokens)], np.int32)
     routing = ptxrt.route(ptxrt.to_device(ids), experts)
@@ -56,7 +58,7 @@ def decode(experts: int = 128, tokens: int = 32, chosen: int = 6, size: int = 40
 
 
 def prefill(groups: int = 8, rows: int = 1024, size: int = 4096) -> tuple[Calls, dict[str, int]]:
-    """Groups of many rows, and one product of as many rows, with their flops."""
+    """Return a product of groups of many rows and one product of as many rows, with their flops."""
     x, weights = operand(normal(groups * rows, size), "nvfp4"), operand(normal(groups, size, size), "nvfp4")
     one = operand(normal(size, size), "nvfp4")
     starts = ptxrt.to_device(np.arange(groups + 1, dtype=np.int32) * rows)
@@ -69,7 +71,7 @@ def prefill(groups: int = 8, rows: int = 1024, size: int = 4096) -> tuple[Calls,
 
 
 def gate(rows: int = 4096, cols: int = 8192, size: int = 4096) -> tuple[Calls, dict[str, int]]:
-    """A product that gates and quantizes, the plain one, and the three launches that do the same, with their flops."""
+    """Return a product that gates and quantizes, the plain one, and the three equivalent launches, with their flops."""
     a, b = operand(normal(rows, size), "mxfp8"), operand(normal(cols, size), "mxfp8")
     c, gated = ptxrt.empty((rows, cols), bf16.dtype), normal(rows, cols // 2)
     ended, quantized = (ptxrt.quantize(gated, "mxfp8") for _ in range(2))
@@ -105,7 +107,7 @@ def main() -> None:
             calls, work = make()
             times = clock.times(calls)
             for name, time in times.items():
-                rate = work[name] / time.median / 1e6  # GB/s, or a thousandth of a TFLOPS
+                rate = work[name] / time.median / 1e6  # GB/s or GFLOPS
                 rows.append({"part": make.__name__, "side": name, **time.fields(), "work": work[name], "rate": rate})
         head = {"machine": about(backend)}
     if options.json:

@@ -1,10 +1,10 @@
-"""Matrix products in every pair of formats beside torch.matmul in bf16, in one run.
+"""Matrix products in every pair of formats, compared with torch.matmul in bf16, in one run.
 
     python benchmarks/gemm_vs_torch.py [--machine portable] [--shape m8192n8192k8192]... [--repeat 20] [--json]
 
-Needs PyTorch for CUDA. Operands are quantized before; C is bf16. Up to 64 rows each call multiplies by as many matrices
-of weights as are four times the L2, one after the other, so that they come from memory; GB/s are then of each side's
-own weights. Shapes are those of `ptxrt bench gemm`. Docs: docs/benchmarks.md.
+Needs PyTorch for CUDA. Operands are quantized before; C is bf16. Up to 64 rows, each call multiplies by several
+matrices of weights in turn, together four times the size of the L2, so that they are read from memory; GB/s count each
+side's own weights. Shapes are those of `ptxrt bench gemm`. Docs: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TORCH = "torch.matmul bf16"
 
 
 def torch_side(torch, a, b, count) -> Side:
-    """torch.matmul by as many copies of the weights as `count` wants of their bytes."""
+    """Return torch.matmul by several copies of the weights; `count` gives their number from their bytes."""
     weights = [b, *(b.clone() for _ in range(count(b.nbytes) - 1))]
     out = torch.empty((a.shape[0], b.shape[0]), dtype=torch.bfloat16, device="cuda")
 
@@ -32,7 +32,7 @@ def torch_side(torch, a, b, count) -> Side:
 
 
 def measure(torch, backend, shapes, repeat: int) -> list[dict]:
-    """A row for each shape and side."""
+    """Return a row for each shape and side."""
     import numpy as np
 
     stream, side = peers.common_stream(torch)
@@ -65,7 +65,7 @@ def measure(torch, backend, shapes, repeat: int) -> list[dict]:
 
 
 def table(head: dict, rows: list[dict]):
-    """The rows for a terminal."""
+    """Format the rows for a terminal."""
     yield f"matrix products on {title(head['machine'])}; PyTorch {head['torch']}"
     yield f"medians of {rows[0]['repeat']}, all sides of a shape in turns"
     cells = [["shape", "side", "ms", "TFLOPS", "GB/s", "a read's", "x torch"]]

@@ -1,12 +1,11 @@
-"""The models of examples/ beside the same models in plain PyTorch in bf16, eager and compiled, in one run.
+"""The models of examples/, compared with the same models in plain PyTorch in bf16, eager and compiled, in one run.
 
     python benchmarks/models_vs_torch.py [--random] [--machine portable] [--only passages] [--torch eager] [--json]
 
-Needs PyTorch for CUDA. Measured are a batch of passages through the sentence encoder, one sentence through it, which
-is a graph of ours, and generation of the language model at batch 1 behind a prompt. Every call begins with token ids
-of the host and ends with its result there, so the host's part counts on both sides; the times of our graphs on the
-device stand beside them. Weights are those of `make models`; with --random they are drawn in the same shapes.
-Docs: docs/benchmarks.md.
+Needs PyTorch for CUDA. It measures a batch of passages and one sentence (a graph on our side) through the sentence
+encoder, and generation by the language model at batch 1 after a prompt. Every call begins with token ids on the host
+and ends with its result there, so host time counts on both sides; the device times of our graphs are reported too.
+Weights are those of `make models`; --random draws them in the same shapes. Docs: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ import ptxrt
 from ptxrt.bench.timing import Clock, about, title, turns
 from ptxrt.describe import text_table
 
-# The sizes of the language model, which stand in its file.
+# The sizes of the language model, as in its file.
 LANGUAGE = dict(layers=30, width=576, hidden=1536, heads=9, kv_heads=3, dim=64, vocabulary=49152, context=8192)
 LANGUAGE |= dict(base=1e5, eps=1e-5)
 EAGER, COMPILED, GRAPHS = "eager", "compile", "reduce-overhead"
 TORCH = {EAGER: "PyTorch eager", COMPILED: "torch.compile", GRAPHS: "torch.compile, reduce-overhead"}
-# Formats of activations and weights that generation is measured in.
+# Formats of activations and weights for generation.
 GENERATED = {"ptxrt bf16": "bf16", "ptxrt nvfp4 weights": ("bf16", "nvfp4")}
 CASES = ("passages", "sentence", "generation")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured: a batch of passages of one length, a sentence, tokens behind a prompt."""
+    """The sizes of the cases: a batch of passages of one length, a sentence, tokens after a prompt."""
 
     passages: int = 256
     length: int = 256
@@ -61,9 +60,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Side:
-    """One way to do a case: `call` gives the result on the host.
+    """One way to run a case. call: returns the result on the host.
 
-    device: our graph alone; more: what a row says; launched: the same work launch by launch.
+    device: only our graph. more: further fields of the row. launched: the same work, launch by launch.
     """
 
     call: Callable[[], np.ndarray]
@@ -72,12 +71,12 @@ class Side:
     launched: Callable[[], Any] | None = None
 
 
-# Sides by name, to be made in turn: the models of some take long to be compiled, or fail.
+# Functions that make the sides, by name; they are called in turn, because some models take long to compile, or fail.
 Makers = dict[str, Callable[[], Side]]
 
 
 def drawn(name: str, config: dict[str, Any]) -> Weights:
-    """Weights drawn at random in the shapes that are asked for, the same for every reader."""
+    """Return random weights in the requested shapes, the same for every reader."""
     kept: dict[str, np.ndarray] = {}
 
     def draw(name: str, *shape: int) -> np.ndarray:
@@ -87,7 +86,7 @@ def drawn(name: str, config: dict[str, Any]) -> Weights:
         return kept[name]
 
     weights = Weights(name, kept.__getitem__, config, "0" * 64)
-    weights.tensor = draw  # shapes come with the question
+    weights.tensor = draw  # the caller gives the shape
     return weights
 
 
@@ -96,7 +95,7 @@ def drawn(name: str, config: dict[str, Any]) -> Weights:
 
 
 def our_encoding(there: Weights, texts: np.ndarray) -> Makers:
-    """Embeddings of texts [texts, tokens]; a single one is a graph."""
+    """Return our sides for embeddings of texts [texts, tokens]; a single text is a graph."""
     return {"ptxrt bf16" if len(texts) > 1 else "ptxrt bf16, a graph": lambda: _encoding(there, texts)}
 
 
@@ -112,7 +111,7 @@ def _encoding(there: Weights, texts: np.ndarray) -> Side:
 
 
 def our_generation(there: Weights, prompt: np.ndarray, sizes: Sizes) -> Makers:
-    """The tokens that are generated behind a prompt; the prompt itself is read before."""
+    """Return our sides for tokens generated after a prompt, which is read before."""
     return {name: partial(_generation, there, formats, prompt, sizes) for name, formats in GENERATED.items()}
 
 
@@ -137,14 +136,14 @@ def _generation(there: Weights, formats: Any, prompt: np.ndarray, sizes: Sizes) 
 
 
 def compiled(torch, how: str, model: Any) -> Any:
-    """A model as it is, or by torch.compile."""
+    """Return a model as it is, or compiled by torch.compile."""
     if how == EAGER:
         return model
     return torch.compile(model, dynamic=False, **(dict(mode="reduce-overhead") if how == GRAPHS else {}))
 
 
 def torch_encoding(torch, there: Weights, texts: np.ndarray, hows, device: str = "cuda") -> Makers:
-    """Embeddings of texts [texts, tokens] by each way of PyTorch's."""
+    """Return PyTorch's sides for embeddings of texts [texts, tokens]."""
     import torch_models
 
     model = torch_models.Encoder(there.tensor, there.config).to(device, torch.bfloat16)
@@ -163,7 +162,8 @@ def torch_encoding(torch, there: Weights, texts: np.ndarray, hows, device: str =
 
 
 def torch_generation(torch, there: Weights, prompt: np.ndarray, sizes: Sizes, hows, device: str = "cuda") -> Makers:
-    """Tokens behind a prompt. Eager reads the part of its cache that is filled; compiled, all of it under a mask."""
+    """Return PyTorch's sides for tokens after a prompt. Eager reads the filled part of its cache; compiled reads all of
+    it under a mask."""
     import torch_models
 
     model = torch_models.LanguageModel(there.tensor, there.config, sizes.context).to(device, torch.bfloat16)
@@ -182,7 +182,7 @@ def torch_generation(torch, there: Weights, prompt: np.ndarray, sizes: Sizes, ho
             with torch.inference_mode():
                 for i in range(len(prompt), len(prompt) + sizes.tokens):
                     token = run(token, places[i : i + 1], i + 1 if how == EAGER else None)
-                    token = token.clone() if how == GRAPHS else token  # the next run writes to the same memory
+                    token = token.clone() if how == GRAPHS else token  # the next run overwrites this memory
                     found.append(int(token))
             return np.array(found, np.int32)
 
@@ -197,21 +197,21 @@ def torch_generation(torch, there: Weights, prompt: np.ndarray, sizes: Sizes, ho
 
 
 def made(makers: Makers, settle: Callable[[], None]) -> tuple[dict[str, Side], dict[str, str]]:
-    """The sides that can be made, each called once, and what the others say."""
+    """Make the sides and call each once; return them, and the messages of those that failed."""
     sides, refused = {}, {}
     for name, make in makers.items():
         start = time.perf_counter()
         try:
             sides[name] = make()
             settle()
-        except Exception as error:  # torch.compile fails in many ways; the others are measured all the same
+        except Exception as error:  # torch.compile fails in many ways; measure the others anyway
             refused[name] = (str(error).strip() or repr(error)).splitlines()[0]
         print(f"{name}: made in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     return sides, refused
 
 
 def agreement(got: np.ndarray, wanted: np.ndarray) -> float:
-    """The least cosine of embeddings; of tokens, the share that comes before the first that differs."""
+    """Return the least cosine of embeddings, or the share of tokens before the first difference."""
     if got.dtype.kind == "f":
         norms = np.linalg.norm(got, axis=-1) * np.linalg.norm(wanted, axis=-1)
         return float(((got * wanted).sum(-1) / norms).min())
@@ -219,9 +219,9 @@ def agreement(got: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def kernels_of(call: Callable[[], Any]) -> dict[str, float]:
-    """Milliseconds of each kernel in a call, those that take most first, each launch between two events of its own.
+    """Return the milliseconds of each kernel in a call, longest first, with each launch between two events of its own.
 
-    Launches wait for the host here, so that the sum is more than the call takes.
+    Launches wait for the host here, so the sum exceeds the time of the call.
     """
     call()
     with ptxrt.trace(timing=True) as seen:
@@ -233,7 +233,7 @@ def kernels_of(call: Callable[[], Any]) -> dict[str, float]:
 
 
 def rows_of(case: str, sides: dict[str, Side], repeat: int, settle: Callable[[], None], clock=None) -> list[dict]:
-    """A row for each side, the first of which is eager PyTorch where there is one."""
+    """Return a row for each side. The first is eager PyTorch if it is measured."""
     times = turns({name: side.call for name, side in sides.items()}, 1, repeat, settle)
     eager = TORCH[EAGER] if TORCH[EAGER] in sides else next(iter(sides))
     wanted, rows = sides[eager].call(), []
@@ -251,7 +251,7 @@ def rows_of(case: str, sides: dict[str, Side], repeat: int, settle: Callable[[],
 
 
 def measure(torch, sizes: Sizes, random: bool, cases, hows, repeat: int) -> list[dict]:
-    """A row for each case and side."""
+    """Return a row for each case and side."""
     rng, rows, clock = np.random.default_rng(0), [], Clock(repeat=repeat)
     settle = lambda: (torch.cuda.synchronize(), ptxrt.synchronize())
     sentences = drawn("random encoder", minilm.CONFIG) if random else minilm.load()
@@ -275,12 +275,12 @@ def measure(torch, sizes: Sizes, random: bool, cases, hows, repeat: int) -> list
 
 
 def _tokens(case: str, sizes: Sizes) -> int:
-    """Tokens that one call of a case works on."""
+    """Return the tokens of one call of a case."""
     return dict(passages=sizes.passages * sizes.length, sentence=sizes.sentence, generation=sizes.tokens)[case]
 
 
 def table(head: dict, rows: list[dict]):
-    """The rows for a terminal."""
+    """Format the rows for a terminal."""
     yield f"models of examples/ on {title(head['machine'])}; PyTorch {head['torch']}; {head['weights']}"
     sizes = Sizes(**head["sizes"])
     yield f"passages: {sizes.passages} of {sizes.length} tokens; sentence: one of {sizes.sentence} tokens"
@@ -304,7 +304,7 @@ def table(head: dict, rows: list[dict]):
 
 
 def add_options(parser) -> None:
-    """The script's own options."""
+    """Add the script's own options."""
     parser.add_argument("--random", action="store_true", help="draw weights of the models' shapes at random")
     parser.add_argument("--only", choices=CASES, action="append", help="measure this case alone; may be repeated")
     parser.add_argument(

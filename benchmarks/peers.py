@@ -1,4 +1,4 @@
-"""What the side-by-side scripts share: PyTorch or a word about what is missing, options, and arrays of both sides."""
+"""Shared by the comparison scripts: the check for PyTorch and a GPU, options, and arrays for both sides."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from ptxrt.bench.timing import REPEAT
 
 
 def skip(why: str):
-    """End the script in peace: there is nothing to compare with, or on."""
+    """End the script with success: there is nothing to compare with, or no GPU."""
     print(f"skipped: {why}")
     sys.exit(0)
 
 
 def torch_on_gpu(description: str, parse_shape=None, more=None):
-    """PyTorch, the options of the command line, and the backend that they choose; ends the script where one is not
-    there.
+    """Return PyTorch, the parsed options, and the backend that they choose; end the script if one is missing.
 
-    parse_shape: a shape of the script's from its text; `options.shape` are those asked for. Scripts without shapes
-    leave it out. more: adds the script's own options to the parser.
+    parse_shape: parses a shape; `options.shape` are the requested ones. None for scripts without shapes. more: adds the
+    script's own options to the parser.
     """
 
     def shape(text: str):
@@ -56,15 +55,15 @@ def torch_on_gpu(description: str, parse_shape=None, more=None):
 
 
 def common_stream(torch):
-    """A stream of this library's, and the same as PyTorch has it: an order that both keep without events in between."""
+    """Return a stream of this library, and the same stream for PyTorch: both sides are ordered on it without events."""
     stream = ptxrt.Stream()
     return stream, torch.cuda.ExternalStream(stream.handle)
 
 
 def both(torch, host, stream):
-    """An array of the host on the device, as a DeviceArray and, the same memory, as a tensor.
+    """Copy a host array to the device; return it as a DeviceArray and, on the same memory, as a tensor.
 
-    The memory is this library's: of what PyTorch lends it cannot know the stream, and would wait for the default one.
+    The memory is this library's: it would not know the stream of PyTorch's memory, and would wait for the default one.
     """
     array = ptxrt.to_device(host, stream=stream)
     return array, torch.from_dlpack(array)

@@ -1,10 +1,10 @@
-"""MXFP4 and NVFP4 quantizers beside torch.compile of plain PyTorch ones, and beside PyTorch's copy, in one run.
+"""MXFP4 and NVFP4 quantizers, compared with torch.compile of plain PyTorch ones and with PyTorch's copy, in one run.
 
     python benchmarks/quantize_vs_torch.py [--machine portable] [--shape 8192x8192]... [--repeat 20] [--json]
 
-Needs PyTorch for CUDA. Bytes are those that a quantizer must move: x, codes and scales once, and x once more where the
-global scale of NVFP4 is computed from it. `differing` counts bytes of codes and scales in which the two sides differ:
-Triton's division is not correctly rounded unless asked to be. Docs: docs/benchmarks.md.
+Needs PyTorch for CUDA. Rates count the bytes that a quantizer must move: x, codes and scales once, and x once more if
+the NVFP4 global scale is computed from it. `differing` counts bytes of codes and scales that differ between the sides:
+Triton's division is not correctly rounded by default. Docs: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ptxrt.formats import FORMATS
 
 
 def cases(x, scale):
-    """(format, where its global scale comes from, options of our call, the peer's function and arguments, bytes of x
+    """Yield (format, source of its global scale, options of our call, PyTorch's function and arguments, bytes of x
     read).
     """
     import torch_quantizers
@@ -32,7 +32,7 @@ def cases(x, scale):
 
 
 def measure(torch, shapes, repeat: int) -> list[dict]:
-    """A row for each shape, dtype, format and state of the L2."""
+    """Return a row for each shape, dtype, format and state of the L2."""
     stream, side = peers.common_stream(torch)
     rows = []
     with stream, torch.cuda.stream(side):
@@ -44,7 +44,7 @@ def measure(torch, shapes, repeat: int) -> list[dict]:
                 y = torch.empty_like(x)
                 scale = peers.both(torch, ptxrt.quantize(array, "nvfp4").global_scale.to_numpy(), stream)
                 for format, source, given, peer, arguments, read in cases(x, scale):
-                    torch.compiler.reset()  # each shape and dtype is compiled for itself
+                    torch.compiler.reset()  # compile separately for each shape and dtype
                     compiled = torch.compile(peer, dynamic=False)
                     theirs = compiled(*arguments)
                     out = ptxrt.quantize(array, format, **given)
@@ -85,7 +85,7 @@ def measure(torch, shapes, repeat: int) -> list[dict]:
 
 
 def table(head: dict, rows: list[dict]):
-    """The rows for a terminal."""
+    """Format the rows for a terminal."""
     yield f"quantize on {title(head['machine'])}; PyTorch {head['torch']}"
     yield (
         f"medians of {rows[0]['times']['copy']['repeat']} (fastest..slowest ms), the three sides in turns; GB/s of "

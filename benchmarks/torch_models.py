@@ -1,6 +1,6 @@
-"""The models of examples/ in plain PyTorch, as benchmarks/models_vs_torch.py runs them beside ours.
+"""The models of examples/ in plain PyTorch, for benchmarks/models_vs_torch.py.
 
-get(name, *shape) gives a tensor of the weights as float32, as `Weights.tensor` of examples/weights.py does.
+get(name, *shape) returns a tensor of the weights as float32, as `Weights.tensor` of examples/weights.py does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 
 def _filled(module: nn.Module, **values: np.ndarray) -> nn.Module:
-    """A module with these parameters."""
+    """Set a module's parameters and return it."""
     with torch.no_grad():
         for name, value in values.items():
             getattr(module, name).copy_(torch.from_numpy(np.array(value, np.float32)))
@@ -94,8 +94,8 @@ class LanguageLayer(nn.Module):
             self.register_buffer(name, torch.zeros(1, c["kv_heads"], context, dim))
 
     def forward(self, x, cos, sin, positions, keys: int | None, mask):
-        """x [1, tokens, width] at positions; keys: how many the cache holds with these, all of its places and a mask
-        where None."""
+        """Run the layer on x [1, tokens, width] at positions. keys: the number of keys in the cache including these
+        tokens; None uses the whole cache with a mask."""
         c = self.c
         qkv = self.qkv(self.first(x)).view(1, x.shape[1], -1, c["dim"])
         qk, v = qkv.split([c["heads"] + c["kv_heads"], c["kv_heads"]], 2)
@@ -120,7 +120,7 @@ def _rms_norm(weight: np.ndarray, c) -> nn.Module:
 
 
 class LanguageModel(nn.Module):
-    """SmolLM2-135M: token ids int64 [tokens] behind those in its cache, to logits [vocabulary] of the last."""
+    """SmolLM2-135M: token ids int64 [tokens] that follow those in its cache, to logits [vocabulary] of the last one."""
 
     def __init__(self, get, c, context: int):
         super().__init__()
@@ -133,7 +133,8 @@ class LanguageModel(nn.Module):
         self.register_buffer("places", torch.arange(context))
 
     def forward(self, ids, positions, keys: int | None = None):
-        """keys: as many as the cache holds with these tokens, from position 0 on; None where positions say it."""
+        """keys: the number of keys in the cache including these tokens, from position 0 on; None if
+        positions decide."""
         cos, sin = self.cosines[positions], self.sines[positions]
         mask = self.places <= positions[:, None] if keys is None else None
         x = self.embedding(ids)[None]

@@ -1,7 +1,7 @@
-"""MXFP4 and NVFP4 quantizers as one writes them in plain PyTorch, for torch.compile to make kernels of.
+"""MXFP4 and NVFP4 quantizers in plain PyTorch, for torch.compile.
 
-They follow the definitions in docs/numerics.md (rules `floor` and `amax`) and give the same bytes for finite values;
-what becomes of NaN and infinity, which would cost them time, is left out.
+They follow the definitions in docs/numerics.md (rules `floor` and `amax`) and give the same bytes for finite values.
+NaN and infinity are not handled; this would cost them time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 
 
 def packed_e2m1(values: torch.Tensor) -> torch.Tensor:
-    """float32 [..., 2 n] of magnitudes up to 6, rounded to E2M1, ties to even, two codes to a byte: uint8 [..., n]."""
+    """Round float32 [..., 2 n] of magnitudes up to 6 to E2M1, ties to even, two codes to a byte: uint8 [..., n]."""
     magnitude = values.abs()
     code = (magnitude > 0.25).to(torch.uint8)
     for boundary, reached in ((0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False)):
@@ -20,7 +20,7 @@ def packed_e2m1(values: torch.Tensor) -> torch.Tensor:
 
 
 def mxfp4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes uint8 [rows, cols / 2] and UE8M0 scales uint8 [rows, cols / 32] of x [rows, cols]."""
+    """Return codes uint8 [rows, cols / 2] and UE8M0 scales uint8 [rows, cols / 32] of x [rows, cols]."""
     blocks = x.float().unflatten(-1, (-1, 32))
     exponent = blocks.abs().amax(-1).view(torch.int32) >> 23
     scale = (exponent - 2).clamp(min=0)  # 2 is the exponent of 6, the largest code
@@ -30,13 +30,13 @@ def mxfp4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def nvfp4_global_scale(x: torch.Tensor) -> torch.Tensor:
-    """The global scale of x, float32 without axes."""
+    """Return the global scale of x, float32 without axes."""
     scale = x.abs().amax().float() / 2688
     return torch.where(scale == 0, 1.0, scale)
 
 
 def nvfp4(x: torch.Tensor, global_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes uint8 [rows, cols / 2] and scales float8_e4m3fn [rows, cols / 16] of x [rows, cols]."""
+    """Return codes uint8 [rows, cols / 2] and scales float8_e4m3fn [rows, cols / 16] of x [rows, cols]."""
     blocks = x.float().unflatten(-1, (-1, 16))
     scale = (blocks.abs().amax(-1) / 6 / global_scale).clamp(2**-9, 448).to(torch.float8_e4m3fn)
     step = global_scale * scale.float()
@@ -45,5 +45,5 @@ def nvfp4(x: torch.Tensor, global_scale: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def nvfp4_of_own_scale(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same with the global scale of x."""
+    """As `nvfp4`, with the global scale of x."""
     return nvfp4(x, nvfp4_global_scale(x))

@@ -25,14 +25,13 @@ from ptxrt.bench import plots  # noqa: E402
 from ptxrt.ops.attention import ATTENTION, exact_attention  # noqa: E402
 from ptxrt.ops.gemm import PRODUCTS, call_of, exact_matmul, multiplied  # noqa: E402
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Formats, and what is asked of them
+# Formats and their error bounds
 
 
 @dataclass(frozen=True)
 class Formats:
-    """One choice of formats. normal: bounds on N(0,1), of lse in mean absolute error; sink: on the rounding of weights
-    beside a sink.
+    """One choice of formats. normal: error bounds for N(0,1) data, with lse in mean absolute error. sink: the bound on
+    the rounding error of weights beside a sink.
     """
 
     qk: str
@@ -52,12 +51,12 @@ class Formats:
 
     @property
     def way(self):
-        """How `attention` computes it."""
+        """The implementation of `attention`."""
         return ATTENTION[self.qk, self.pv, self.quantize]
 
     @property
     def is_quantized_before(self) -> bool:
-        """Whether operands are in a block format before the kernel starts."""
+        """Whether operands are quantized to a block format before the kernel starts."""
         return bool(self.way.formats)
 
 
@@ -85,7 +84,7 @@ FORMATS = (
 
 @dataclass(frozen=True)
 class Data:
-    """Queries, keys and values. options: of `attention` for formats that are quantized before."""
+    """Queries, keys and values. options: arguments of `attention` for formats that are quantized before."""
 
     name: str
     text: str
@@ -94,12 +93,12 @@ class Data:
 
     @cached_property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """q, k and v."""
+        """Return q, k and v."""
         return self.make()
 
     @cached_property
     def exact(self) -> tuple[np.ndarray, np.ndarray]:
-        """Output and lse in float64."""
+        """Return output and lse in float64."""
         return exact_attention(*self.arrays)
 
 
@@ -112,7 +111,8 @@ def normal(
     bias: float = 0.0,
     query_bias: float = 0.0,
 ):
-    """N(0,1), queries times a factor; keys and queries have a bias of those deviations for each head and channel."""
+    """Return N(0,1) data. Queries are multiplied by a factor; keys and queries have a bias with the given deviations
+    for each head and channel."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((batch, heads, length, dim), np.float32) for _ in range(3))
     of_keys, of_queries = (
@@ -122,10 +122,10 @@ def normal(
 
 
 def beside_a_sink(bits: float, queries: int = 64, keys: int = 4096, dim: int = 128):
-    """One key `bits` steps of log2 above the mean score of all others, whose values have a mean for each channel, so
-    that losing them shows.
+    """Return data with one key whose score is `bits` steps of log2 above the mean score of the others. The values of
+    the others have a nonzero mean for each channel, so that losing their weights shows.
 
-    Queries are a vector of signs with a little noise, and the key is that vector, so long that its score is ln 2 times
+    Queries are a vector of signs with a little noise. The key is a multiple of that vector with the score ln 2 times
     `bits`.
     """
     rng = np.random.default_rng(0)
@@ -137,7 +137,7 @@ def beside_a_sink(bits: float, queries: int = 64, keys: int = 4096, dim: int = 1
 
 
 def of_a_model():
-    """The queries, keys and values of data/."""
+    """Return the queries, keys and values of data/."""
     return tuple(np.load(ROOT / "data" / f"minilm_{name}.npy").astype(np.float32) for name in "qkv")
 
 
@@ -184,13 +184,13 @@ SINKS = {bits: Data(f"a sink of {bits} bits", "", lambda bits=bits: beside_a_sin
 
 @dataclass(frozen=True)
 class Figures:
-    """An output against the wanted one, and the mean absolute error of lse; None where there is none."""
+    """The errors of an output, and the mean absolute error of lse; None without lse."""
 
     out: Comparison
     lse: float | None = None
 
     def misses(self, formats: Formats) -> list[str]:
-        """What is worse than is asked for on N(0,1), in words."""
+        """Return the violated error bounds for N(0,1) data, in words."""
         found = formats.normal.misses(self.out) if formats.normal else []
         return found + (
             [f"lse {self.lse:.4f} > {formats.lse}"] if formats.lse is not None and not self.lse <= formats.lse else []
@@ -198,7 +198,8 @@ class Figures:
 
 
 def measured(formats: Formats, data: Data, scale_rule: str | None = None) -> Figures:
-    """`attention` on the current machine against float64 attention of the same inputs; scale_rule: of all operands."""
+    """Compare `attention` on the current machine with float64 attention of the same inputs. scale_rule: the rule of all
+    operands."""
     arrays = data.arrays
     if scale_rule is not None:
         arrays = [
@@ -212,17 +213,15 @@ def measured(formats: Formats, data: Data, scale_rule: str | None = None) -> Fig
 
 
 def weights_alone(formats: Formats, data: Data, out: np.ndarray) -> Comparison:
-    """Output of `attention` against float64 attention of what its operands hold: what the rounding of weights and sums
-    adds.
+    """Compare an output with float64 attention of the values that its operands hold: this leaves the rounding of
+    weights and sums.
     """
     held = [np.asarray(x, np.float32) for x in formats.way.values(*data.arrays)]
     return compare(out, exact_attention(*held)[0])
 
 
 def step_by_step(data: Data) -> Figures:
-    """Attention as a program of bfloat16 arrays computes it: scores, weights and output rounded to it one after the
-    other.
-    """
+    """Compute attention step by step in bfloat16 arrays: scores, weights and output are each rounded."""
 
     def rounded(x: np.ndarray) -> np.ndarray:
         return x.astype(ml_dtypes.bfloat16).astype(np.float32)
@@ -286,12 +285,12 @@ RULED = [
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """Markdown."""
+    """Return a Markdown table."""
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]) + "\n"
 
 
 def capital(text: str) -> str:
-    """Text with a capital first."""
+    """Capitalize the first letter."""
     return text[0].upper() + text[1:]
 
 
@@ -300,7 +299,7 @@ def bold(text: str, fails: bool) -> str:
 
 
 def cells(figures: Figures, formats: Formats | None = None) -> list[str]:
-    """relative L2, cosine, gain, lse; those that miss what is asked of `formats` are bold."""
+    """Return the cells relative L2, cosine, gain, lse; those that violate a bound of `formats` are bold."""
     asked, out = formats and formats.normal, figures.out
     return [
         bold(f"{out.relative_l2:.2e}", bool(asked) and not out.relative_l2 <= asked.relative_l2),
@@ -313,7 +312,7 @@ def cells(figures: Figures, formats: Formats | None = None) -> list[str]:
 
 
 def asked_cells(formats: Formats) -> list[str]:
-    """The bounds of `cells`."""
+    """Return the bounds for `cells`."""
     if formats.normal is None:
         return ["", "", "", ""]
     bounds = formats.normal
@@ -329,7 +328,7 @@ COLUMNS = ["relative L2", "cosine", "gain", "lse"]
 
 
 def data_section(found: dict[tuple[str, str], Figures]) -> str:
-    """A table for each data set."""
+    """Return a table for each data set."""
     parts = []
     for data in DATA:
         parts.append(f"## {capital(data.name)}\n\n{capital(data.text)}.\n")
@@ -348,19 +347,19 @@ def data_section(found: dict[tuple[str, str], Figures]) -> str:
 
 
 def share_beside(data: Data) -> float:
-    """The mean weight of all keys but that of `beside_a_sink`."""
+    """Return the mean total weight of all keys except the large one of `beside_a_sink`."""
     q, k, _ = data.arrays
     sink = k.shape[2] // 2
     return float(1 - np.exp(q.astype(np.float64) @ k[0, 0, sink] * q.shape[-1] ** -0.5 - data.exact[1]).mean())
 
 
 def spoken(words: list[str]) -> str:
-    """A list in words."""
+    """Return a list in words."""
     return ", ".join(words[:-1]) + " and " + words[-1]
 
 
 def sink_section() -> str:
-    """The table of weights beside a sink."""
+    """Return the table of weights beside a sink."""
     rows = []
     for formats in FORMATS:
         row = [str(formats), f"{formats.sink:g}" if formats.sink else ""]
@@ -379,7 +378,7 @@ def sink_section() -> str:
 
 
 def rules_section(found: dict[tuple[str, str], Figures]) -> str:
-    """The table of scale rules."""
+    """Return the table of scale rules."""
     rows = []
     for formats, rule in RULED:
         name = f"*{rule}*" if rule == ptxrt.ops.operands.operand_rule(formats.qk) else rule
@@ -398,7 +397,7 @@ CACHE_FORMATS = ("bf16", "f16", "mxfp8", "nvfp4", "mxfp4")
 
 
 def cached(format: str, data: Data, with_mean: bool) -> Figures:
-    """What a cache in a format makes of the last 16 queries."""
+    """Return the errors of the last 16 queries on a cache in a format."""
     q, k, v = data.arrays
     batch, heads, length, dim = k.shape
     mean = k[:, :, : length // 2].mean(axis=(0, 2)) if with_mean else None
@@ -414,7 +413,7 @@ def cached(format: str, data: Data, with_mean: bool) -> Figures:
 
 
 def cache_section() -> str:
-    """The table of caches, by format and data."""
+    """Return the table of caches, by format and data."""
     chosen = [data for data in (SMALL, *DATA[1:4], DATA[-1]) if data.name != "bias, as it is"]
     parts = []
     for data in chosen:
@@ -437,7 +436,7 @@ times as large. *sums* is that against the float64 product of what the quantized
 
 
 def product_data(outliers: bool) -> list[np.ndarray]:
-    """A and B."""
+    """Return A and B."""
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((128, 1024)).astype(np.float32) for _ in range(2))
     if outliers:
@@ -446,7 +445,7 @@ def product_data(outliers: bool) -> list[np.ndarray]:
 
 
 def product_section() -> str:
-    """The table of matrix products, by formats."""
+    """Return the table of matrix products, by formats."""
     rows, bound = [], 1e-6 * 1024**0.5
     for pair in PRODUCTS:
         formats, figures = dict(a_format=pair[0], b_format=pair[1]), []
@@ -463,7 +462,7 @@ def product_section() -> str:
 
 
 def draw(folder: Path, of_data: dict[tuple[str, str], Figures], of_rules: dict[tuple[str, str], Figures]) -> None:
-    """The two pictures."""
+    """Draw the two pictures."""
     values = [[of_data[data.name, str(f)].out.relative_l2 for data in DATA] for f in FORMATS]
     columns = [data.name for data in DATA]
     plots.heat_map(

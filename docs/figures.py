@@ -22,13 +22,13 @@ from matplotlib.patches import FancyBboxPatch, Rectangle  # noqa: E402
 from ptxrt.blocks import BLOCK_FORMATS, swizzled_offsets  # noqa: E402
 from ptxrt.tiles import TILE_KEYS, tile_layout  # noqa: E402
 
-# Text stays text, in the reader's own font; equal input gives equal bytes.
+# SVG text stays text, in the reader's font. The salt makes equal input give equal bytes.
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "ptxrt", "font.family": "sans-serif", "font.size": 9}
 LIGHT, MIDDLE, DARK, WARM = "#d6e4f5", "#8fb4de", "#2a5a94", "#f3c77b"
 
 
 def figure_of(width: float, height: float):
-    """A figure with one panel without axes."""
+    """Return a figure with one panel without axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     axes.set_axis_off()
@@ -36,7 +36,7 @@ def figure_of(width: float, height: float):
 
 
 def blocks() -> Figure:
-    """Rows of 64 values: codes, blocks, scales."""
+    """Draw rows of 64 values: codes, blocks, scales."""
     figure, axes = figure_of(9, 2.6)
     for row, name in enumerate(("mxfp4", "nvfp4")):
         form, top = BLOCK_FORMATS[name], -3.2 * row
@@ -64,11 +64,11 @@ def blocks() -> Figure:
 
 
 def scales() -> Figure:
-    """The byte of each scale in a tile of 128 rows and 4 blocks, as the library's own layout places them."""
+    """Draw the byte of each scale in a tile of 128 rows and 4 blocks, from the library's own layout."""
     places = swizzled_offsets(128, 4)
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     axes = figure.subplots()
-    shown = places.reshape(4, 32, 4).transpose(1, 0, 2).reshape(32, 16)  # rows r % 32, four columns for each r / 32
+    shown = places.reshape(4, 32, 4).transpose(1, 0, 2).reshape(32, 16)  # row r % 32, four columns for each r / 32
     axes.imshow(shown[:8], cmap="Blues", aspect="auto", vmin=-20, vmax=260)
     for row in range(8):
         for column in range(16):
@@ -85,7 +85,7 @@ def scales() -> Figure:
 
 
 def tile() -> Figure:
-    """Which chunk of 16 bytes of a key tile holds each chunk of a row."""
+    """Draw which 16-byte chunk of a key tile holds each chunk of a row."""
     layout = tile_layout("nvfp4", "k", 128)
     places = layout.codes_places[:, ::16] // 16
     chunks = places.shape[1]
@@ -118,7 +118,7 @@ def tile() -> Figure:
 
 
 def stages_of(format: str, dim: int) -> int:
-    """The stages of a block of attention on sm_120a, as BlockTiling counts them."""
+    """Return the number of stages of a block of attention on sm_120a, as BlockTiling computes it."""
     source = (ROOT / "kernels_cu" / "op" / "attention_blocks.cuh").read_text(encoding="utf-8")
     kilobytes, reserve, most = map(
         int, re.search(r"budget = (\d+) \* 1024 / Shape::blocks - (\d+);.*?< (\d+) \?", source, re.S).groups()
@@ -128,7 +128,7 @@ def stages_of(format: str, dim: int) -> int:
 
 
 def pipeline() -> Figure:
-    """Copies, MMAs and softmax of two warps over the tiles, as the barriers of the stages let them run."""
+    """Draw copies, MMAs and softmax of two warps over the tiles, with the waits at the barriers of the stages."""
     stages, tiles, ahead = stages_of("nvfp4", 128), 6, 2
     figure, axes = figure_of(9, 3.2)
     lanes = {"copies": 3, "warp 0": 2, "warp 1": 1}
@@ -149,12 +149,12 @@ def pipeline() -> Figure:
         )
         axes.text(start + (width - 0.08) / 2, y + 0.375, text, ha="center", va="center", fontsize=8)
 
-    taken = {i: 2.0 + 3.0 * i for i in range(tiles)}  # when the first warp takes a tile
+    taken = {i: 2.0 + 3.0 * i for i in range(tiles)}  # start of each tile in the first warp
     free = 0.0
     for i in range(tiles):
         start = max(
             free, taken[i - ahead] if i >= ahead else 0.0
-        )  # take() of a tile starts filling the one `ahead` of it
+        )  # take() of a tile starts the copy of the one `ahead` of it
         box(start, lanes["copies"], 1.0, f"K{i} V{i}", WARM)
         axes.text(start + 0.46, lanes["copies"] + 0.95, f"stage {i % stages}", ha="center", fontsize=7)
         free = start + 1.0
@@ -173,7 +173,7 @@ def pipeline() -> Figure:
 
 
 def layers() -> Figure:
-    """The layers of the package and of the kernels."""
+    """Draw the layers of the package and of the kernels."""
     python = [
         ("commands, tests", "the command line"),
         ("ops", "functions and declarations"),
@@ -221,13 +221,13 @@ FIGURES = {"blocks": blocks, "scales": scales, "tile": tile, "pipeline": pipelin
 
 
 def write(folder: Path) -> list[Path]:
-    """Draw every figure that is made of code alone."""
+    """Draw all figures that depend on code alone."""
     written = []
     with matplotlib.rc_context(STYLE):
         for name, draw in FIGURES.items():
             path = folder / f"{name}.svg"
             draw().savefig(path, metadata={"Date": None})
-            # Matplotlib ends lines in blanks.
+            # Matplotlib writes trailing blanks.
             path.write_text(
                 "\n".join(line.rstrip() for line in path.read_text(encoding="utf-8").splitlines()) + "\n",
                 encoding="utf-8",
@@ -238,7 +238,7 @@ def write(folder: Path) -> list[Path]:
 
 
 def of_tutorial(folder: Path) -> None:
-    """Run the page of attention where its picture is to be."""
+    """Run the page of attention in the folder of its picture."""
     import tempfile
 
     import pages

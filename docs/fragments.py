@@ -1,9 +1,9 @@
-"""docs/fragments.md and docs/fragments/: where matrix instructions have their elements and scales, found by probes.
+"""docs/fragments.md and docs/fragments/: the layouts of elements and scales of matrix instructions, found by probes.
 
-The probes (ptxrt.ops.probes) know no layout: they find which element of A meets which element of B in which output, and
-which scale multiplies them. Rows, columns and k get their names from `probe_fragments`, which reports where the tile
-code of the kernels brings them; `Kind` raises a ValueError where the two contradict each other, `contradictions` where
-the pictures, which are the atlas's, show something else.
+The probes (ptxrt.ops.probes) assume no layout: they find which element of A is multiplied with which element of B in
+which output, and which scale multiplies them. Rows, columns and k are named by `probe_fragments`, which reports where
+the kernels' tile code places them. `Kind` raises a ValueError if the two contradict each other, `contradictions` if the
+pictures, which show the atlas, differ from the findings.
 """
 
 import textwrap
@@ -21,7 +21,7 @@ from ptxrt.ops.probes import GIVEN_FORMS, probe_mma_registers
 
 LANES = 32
 
-#: What the probe of each kind of the atlas is called with.
+#: The arguments of the probe of each kind of the atlas.
 KINDS: dict[str, dict[str, int]] = {
     "bf16": {},
     "f16": {},
@@ -51,14 +51,14 @@ STORES = (
 
 
 def findings(name: str, **numbers: int) -> dict[str, np.ndarray]:
-    """Outputs by name of one probe on the current machine."""
+    """Return the outputs of one probe on the current machine, by name."""
     kernel = ptxrt.kernels()[name]
     got = kernel(**{output.name: True for output in kernel.outputs if output.optional}, **numbers)
     return dict(zip((output.name for output in kernel.outputs), got if isinstance(got, tuple) else (got,)))
 
 
 def the_one(values: np.ndarray, what: str) -> int:
-    """The number that all values are; ValueError where they differ."""
+    """Return the common value of all numbers; ValueError if they differ."""
     found = np.unique(values)
     if len(found) != 1:
         raise ValueError(f"{what}: {len(found)} different answers, {found[:5].tolist()}")
@@ -67,7 +67,7 @@ def the_one(values: np.ndarray, what: str) -> int:
 
 @dataclass(frozen=True)
 class Kind:
-    """What is known of an MMA from its probe's findings and those of `probe_fragments`. Elements go by number."""
+    """An MMA as found by its probe and `probe_fragments`. Elements are identified by number."""
 
     name: str
     width: int
@@ -80,7 +80,8 @@ class Kind:
 
     @cached_property
     def b(self) -> np.ndarray:
-        """Column and k of each element of B, (elements, 2): k as the tile code loads it, the column of its products."""
+        """Column and k of each element of B, (elements, 2): k as the tile code loads it, and the column of its
+        products."""
         lane, register, element = self.where(np.arange(64 * self.width), 2)
         byte = self.tiles["b"][lane, 0, register, element * 4 // self.width]
         k = byte % 32 * self.width // 4 + (element % 2 if self.width == 8 else 0)
@@ -97,7 +98,8 @@ class Kind:
 
     @cached_property
     def a(self) -> np.ndarray:
-        """Row and k of each element of A, (elements, 2): the row of its products, k of the elements of B it meets."""
+        """Row and k of each element of A, (elements, 2): the row of its products, and the k of the elements of B that
+        it multiplies."""
         meets, places = self.found["meets"], []
         for number, met in enumerate(meets):
             if (met < -1).any() or (met >= 0).sum() != 8:
@@ -111,11 +113,11 @@ class Kind:
         return np.array(places)
 
     def where(self, number: np.ndarray, registers: int) -> tuple:
-        """Lane, register and position in it of numbered elements."""
+        """Return lane, register and position in the register of numbered elements."""
         return number // (registers * self.width), number // self.width % registers, number % self.width
 
     def scale(self, operand: str, row: int, block: int, selector: int, thread: int) -> int:
-        """The number of the scale of a row of A (column of B) and a block of k."""
+        """Return the number of the scale of a row of A (column of B) and a block of k."""
         places = self.a if operand == "a" else self.b
         inside = (places[:, 0] == row) & (places[:, 1] * self.blocks // self.depth == block)
         registers = np.unique(np.flatnonzero(inside) // self.width)
@@ -126,18 +128,18 @@ class Kind:
 
     @property
     def blocks(self) -> int:
-        """Scales of a row: 32 k to a ue8m0 scale, 16 to a ue4m3 one, which has a single byte selector."""
+        """Scales of a row: one ue8m0 scale for 32 k; one ue4m3 scale for 16 k, with a single byte selector."""
         return {4: 1, 2: 2, 1: 4}[len(self.found["scales_a"])]
 
 
 def grid(corner: str, columns: list[str], rows: list[tuple[str, list[str]]]) -> str:
-    """A table in monospaced text."""
+    """Return a table in monospaced text."""
     text = "\n".join("  ".join(line).rstrip() for line in atlas.grid(corner, columns, rows))
     return f"```\n{text}\n```\n"
 
 
 def operand_table(kind: Kind, operand: str) -> str:
-    """A by rows, B by columns, along k."""
+    """Return the table of A by rows, or of B by columns, along k."""
     places, registers = (kind.a, 4) if operand == "a" else (kind.b, 2)
     table = [[None] * kind.depth for _ in range(16 if operand == "a" else 8)]
     for number, (row, k) in enumerate(places.tolist()):
@@ -152,7 +154,7 @@ def accumulator_table(tiles: dict) -> str:
 
 
 def scale_tables(kind: Kind, selectors: tuple) -> str:
-    """By selectors, the lane of each row's (column's) scales and their bytes."""
+    """Return by selectors the lane and byte of the scales of each row (column)."""
     text = ""
     for operand, count, threads in (("a", 16, 2), ("b", 8, 4)):
         rows = []
@@ -194,7 +196,7 @@ def scale_tables(kind: Kind, selectors: tuple) -> str:
 
 
 def load_table(found: np.ndarray, per_byte: int) -> str:
-    """By row and byte (nibble) in memory, the register and byte where it comes."""
+    """Return by row and byte (nibble) in memory the register and byte that it is loaded to."""
     table = [[None] * 16 for _ in range(LANES)]
     for lane, register, byte in np.ndindex(found.shape):
         row, place = divmod(int(found[lane, register, byte]), 16 * per_byte)
@@ -203,13 +205,13 @@ def load_table(found: np.ndarray, per_byte: int) -> str:
 
 
 def store_table(found: np.ndarray) -> str:
-    """By row and byte in memory, the register and byte that came there."""
+    """Return by row and byte in memory the register and byte that are stored there."""
     table = [[(f"{n // 16}.r{n // 4 % 4}", n % 4) for n in row] for row in found.tolist()]
     return grid("row\\byte", *atlas.runs(table, 4))
 
 
 class Facts(NamedTuple):
-    """What a page says of a kind beside its places."""
+    """Further facts of a kind on its page, besides its layout."""
 
     sass: str
     rate: str
@@ -382,7 +384,7 @@ _BY_H200 = (
 _NO_CARD = (
     "No sm_120 card has answered yet, and chips without this instruction run a stand-in, which says nothing about it."
 )
-#: What cards found, by kind.
+#: Findings on cards, by kind.
 SILICON = dict.fromkeys(("bf16", "f16", "f16_f16", "tf32", "int8"), _BY_H200) | {
     "fp8": "No sm_120 card has answered yet. An H200 found the same places and codes by `ptxrt --machine portable probe`, "
     "but another rule: sm_90 has no such instruction, and ptxas makes two f16 products of it, of the lower and of the "
@@ -449,14 +451,15 @@ uses them, and the emulator refuses them by name.
 
 
 def all_findings() -> dict[str, dict[str, np.ndarray]]:
-    """What every probe finds on the current machine: by kind, and by name those that look at no kind."""
+    """Return the findings of all probes on the current machine: by kind, and by name for probes without a kind."""
     found = {name: findings(name) for name in ("probe_fragments", "probe_ldmatrix")}
     return found | {kind: findings(atlas.KINDS[kind].probe, **numbers) for kind, numbers in KINDS.items()}
 
 
 @cache
 def told(name: str) -> str:
-    """What the emulator makes of codes and sums of a kind, in lines: of every type, and the rule of the first."""
+    """Return the emulator's treatment of codes and sums of a kind as lines: codes of every type, and the rounding rule
+    of the first."""
 
     def multiply(form):
         def launch(a, b, c, scales):
@@ -483,12 +486,12 @@ def told(name: str) -> str:
 
 
 def kind_of(found: dict[str, dict[str, np.ndarray]], name: str) -> Kind:
-    """A kind with what its probe found."""
+    """Return a kind with the findings of its probe."""
     return Kind(name, atlas.KINDS[name].width, found[name], found["probe_fragments"])
 
 
 def picture(kind: atlas.Kind, operand: str) -> tuple[str, str]:
-    """The name and the text of the picture of an operand; kinds with the same places share it."""
+    """Return the name and the text of the picture of an operand; kinds with the same layout share it."""
     rows, columns = kind.shape(operand)
     width = 32 // kind.bits(operand)
     drawn = atlas.draw(kind, operand)
@@ -501,14 +504,14 @@ def picture(kind: atlas.Kind, operand: str) -> tuple[str, str]:
 
 
 def wrapped(words: str, indent: str = "") -> str:
-    """A paragraph in lines of at most 118 characters; all but the first are indented."""
+    """Wrap a paragraph to lines of at most 118 characters; all but the first are indented."""
     return "\n".join(
         textwrap.wrap(words, 118, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     )
 
 
 def contradictions(kind: Kind) -> None:
-    """ValueError where the atlas, which the pictures show, is not what the probe found."""
+    """Raise ValueError if the atlas, which the pictures show, differs from the probe's findings."""
     known = atlas.KINDS[kind.name]
     for operand, registers, places in (("a", 4, kind.a), ("b", 2, kind.b)):
         table = known.places(operand)
@@ -519,7 +522,7 @@ def contradictions(kind: Kind) -> None:
 
 
 def kind_page(kind: Kind) -> tuple[str, dict[str, str]]:
-    """The page of a kind, and its pictures by name."""
+    """Return the page of a kind, and its pictures by name."""
     known, facts = atlas.KINDS[kind.name], FACTS[kind.name]
     contradictions(kind)
     pictures = {operand: picture(known, operand) for operand in ("a", "b", "c")}
@@ -547,14 +550,14 @@ def kind_page(kind: Kind) -> tuple[str, dict[str, str]]:
 
 
 def pages(found: dict[str, dict[str, np.ndarray]]) -> dict[str, str]:
-    """Every file, by its path below docs/."""
+    """Return all files, by path below docs/."""
     files = {"fragments/lacking.md": _LACKING}
     rows = ["| kind | instruction | K | rate, bf16 = 1 |\n|---|---|---|---|\n"]
     known_places: dict[tuple, Kind] = {}
     for name in KINDS:
         kind = kind_of(found, name)
         same = known_places.setdefault((kind.width, kind.found["meets"].tobytes()), kind)
-        kind.__dict__.update(a=same.a, b=same.b)  # looked up once where two probes found the same
+        kind.__dict__.update(a=same.a, b=same.b)  # probes with the same findings share the lookup
         page, pictures = kind_page(kind)
         files[f"fragments/{name}.md"] = page
         files |= {f"fragments/{file}": text for file, text in pictures.items()}
@@ -572,7 +575,7 @@ def pages(found: dict[str, dict[str, np.ndarray]]) -> dict[str, str]:
 
 
 def write(files: dict[str, str], folder: Path) -> None:
-    """Write the files, and remove what an older version wrote."""
+    """Write the files, and remove files of older versions."""
     for old in (folder / "fragments").glob("*"):
         if f"fragments/{old.name}" not in files:
             old.unlink()

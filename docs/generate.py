@@ -1,5 +1,5 @@
 """Write docs/kernels.md from the declarations and the records of the build, docs/fragments.md and its pages from the
-probes, docs/lessons/ from runs of small kernels; for `make docs`."""
+probes, and docs/lessons/ from runs of small kernels; run by `make docs`."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Hooks of MkDocs: equations become MathML, and a page that would load anything from another machine stops the build.
+"""Hooks of MkDocs: convert equations to MathML, and fail the build if a page loads anything from another machine.
 
-The reference of functions gets a last section with the public names that it does not list yet.
+They also append to the reference of functions a section with the public names that it does not list yet.
 """
 
 import html
@@ -10,22 +10,21 @@ from pathlib import Path
 
 from latex2mathml.converter import convert
 
-# What pymdownx.arithmatex leaves of $...$ and $$...$$.
+# The output of pymdownx.arithmatex for $...$ and $$...$$.
 _INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.S)
 _DISPLAY = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.S)
-# Tags whose address a browser fetches by itself.
+# Tags whose address a browser loads by itself.
 _FETCHED = re.compile(
     r'<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc="(?:https?:)?//[^"]*"|<link\b[^>]*\bhref="(?:https?:)?//[^"]*"'
 )
 
 
-# Code, in which nothing is replaced, and brackets behind brackets, which only the reference of functions means as
-# links.
+# Code, which stays unchanged, and pairs of brackets, which are links only in the reference of functions.
 _BRACKETS = re.compile(r"(```.*?```|`[^`\n]*`)|\](\s?)\[", re.S)
 
 
 def on_page_markdown(markdown, page, **_):
-    """Add the public names that have no place in the reference of functions; elsewhere `[a][b]` is no link."""
+    """Append missing public names to the reference of functions; on other pages `[a][b]` is no link."""
     if page.file.src_uri != "reference/functions.md":
         return _BRACKETS.sub(lambda match: match[1] or f"]{match[2]}\\[", markdown)
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -37,13 +36,13 @@ def on_page_markdown(markdown, page, **_):
 
 
 def on_page_content(content, **_):
-    """Replace equations by MathML, which browsers draw without a script."""
+    """Replace equations by MathML, which browsers render without a script."""
     content = _DISPLAY.sub(lambda match: convert(html.unescape(match[1]), display="block"), content)
     return _INLINE.sub(lambda match: convert(html.unescape(match[1])), content)
 
 
 def on_post_build(config, **_):
-    """Fail where a page fetches anything from another machine."""
+    """Fail if a page loads anything from another machine."""
     for path in sorted(Path(config["site_dir"]).rglob("*.html")):
         found = [tag for tag in _FETCHED.findall(path.read_text(encoding="utf-8")) if 'rel="canonical"' not in tag]
         if found:

@@ -1,7 +1,7 @@
-"""docs/lessons/: what small kernels teach, from runs on the emulator; for `make docs`.
+"""docs/lessons/: lessons on small kernels, with counts from runs on the emulator; for `make docs`.
 
-Every figure is counted while the shipped PTX, or that of docs/lessons/lessons.cu, runs: executed instructions by line,
-sectors of global memory by line, extra passes of shared memory by line. Nothing here is a time of a machine.
+All numbers are counts from running the shipped PTX, or that of docs/lessons/lessons.cu: executed instructions, sectors
+of global memory and bank conflicts of shared memory, each by line. None is a time of a machine.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ SECTOR = 32
 
 
 class Line(NamedTuple):
-    """A PTX line that ran: its text, how many threads executed it, and, of global memory, warps' requests, the sectors
-    of 32 bytes that they touched, and the bytes that threads wanted; of shared memory, extra passes."""
+    """An executed PTX line: its text and how many threads executed it. For global memory: requests of warps, the
+    sectors of 32 bytes that they touched, and the bytes that threads accessed. For shared memory: the extra passes of
+    bank conflicts."""
 
     text: str
     threads: int
@@ -41,28 +42,28 @@ class Line(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What one entry executed, by line, for how many elements."""
+    """The executed lines of one entry, and the number of elements that it processed."""
 
     lines: list[Line]
     elements: int
 
     @property
     def instructions(self) -> float:
-        """Executed by a thread, for each element."""
+        """Instructions executed by threads, for each element."""
         return sum(line.threads for line in self.lines) / self.elements
 
     def share(self, *classes: str) -> float:
-        """The share of all instructions that belong to some classes."""
+        """Return the share of instructions in some classes."""
         chosen = sum(line.threads for line in self.lines if class_of(line.text) in classes)
         return chosen / sum(line.threads for line in self.lines)
 
     def sectors(self, what: str) -> float:
-        """Sectors for each request of the global loads ("ld") or stores ("st")."""
+        """Return the sectors of each request of global loads ("ld") or stores ("st")."""
         found = [line for line in self.lines if line.requests and unguarded(line.text).startswith(what)]
         return sum(line.sectors for line in found) / sum(line.requests for line in found)
 
     def wasted(self) -> float:
-        """Bytes of sectors for each byte that was wanted."""
+        """Return the bytes of sectors for each byte that threads accessed."""
         return SECTOR * sum(line.sectors for line in self.lines) / sum(line.bytes for line in self.lines)
 
     @property
@@ -83,19 +84,19 @@ _CLASSES = {
 
 
 def class_of(text: str) -> str:
-    """The class of a PTX line; what is none of the others computes addresses, counters and bits."""
+    """Return the class of a PTX line; the last class is the computation of addresses, counters and bits."""
     words = unguarded(text)
     return next((name for name, pattern in _CLASSES.items() if re.match(pattern, words)), "integers and addresses")
 
 
 def unguarded(text: str) -> str:
-    """A PTX line without its predicate, and without the registers that inline code begins with."""
+    """Return a PTX line without its predicate, and without the register declarations at the start of inline code."""
     return re.sub(r"^(@!?%\w+\s+|\{\.reg [^;]*;\s*)", "", text)
 
 
 @contextmanager
 def sectors_by_line():
-    """Count requests, sectors and bytes of global memory by PTX line, while it is open."""
+    """Context manager that counts requests, sectors and bytes of global memory by PTX line."""
     found: dict[int, np.ndarray] = {}
     locate = memory.Access.locate
 
@@ -116,14 +117,14 @@ def sectors_by_line():
 
 
 def measured(entry: str, text: str, elements: int, call: Callable[[], object]) -> Run:
-    """Run something that launches an entry of a PTX text once, on the emulator, and count."""
+    """Run a call that launches an entry of a PTX text once, on the emulator, and count."""
     with ptxrt.using("emulator", **EMULATOR) as backend:
         emulator = backend.emulator
 
         def counts(table):
             return {line: count for entries in table.values() for line, count in entries.get(entry, {}).items()}
 
-        call()  # translated and recorded; counted is the second time
+        call()  # this run translates and records; the second one is counted
         before, before_passes = counts(emulator.coverage()), counts(emulator.bank_conflicts)
         with sectors_by_line() as sectors:
             call()
@@ -140,26 +141,27 @@ def measured(entry: str, text: str, elements: int, call: Callable[[], object]) -
 
 
 def shipped(entry: str, elements: int, call: Callable[[], object], unit: str | None = None) -> Run:
-    """A run of a kernel of the package."""
+    """Return the run of a kernel of the package."""
     return measured(entry, units.text(unit or entry, portable=False), elements, call)
 
 
 def own(entry: str, elements: int, grid, block, *arguments) -> Run:
-    """A run of a kernel of lessons.cu."""
+    """Return the run of a kernel of lessons.cu."""
     path = FOLDER / "lessons.ptx"
     with ptxrt.using("emulator", **EMULATOR):
-        program = ptxrt.load(path)  # its counts last as long as it does
+        program = ptxrt.load(path)  # its counts exist as long as the program
         return measured(entry, path.read_text(), elements, lambda: program[entry](grid, block, *arguments))
 
 
 def table(heads: list[str], rows: list[tuple]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines) + "\n"
 
 
 def beside(runs: dict[str, Run], width: int = 56) -> str:
-    """The PTX lines that ran, side by side, with how often each thread of the launch executed a line, on average."""
+    """Return the executed PTX lines of the runs side by side, with the mean number of executions by each thread of the
+    launch."""
     most = {name: max(line.threads for line in run.lines) for name, run in runs.items()}
     first = {name: run.lines[0].threads for name, run in runs.items()}
     columns = []
@@ -175,7 +177,7 @@ def beside(runs: dict[str, Run], width: int = 56) -> str:
 
 
 def shares(runs: dict[str, Run]) -> str:
-    """A table of the shares of instructions by class."""
+    """Return a table of the shares of instructions by class."""
     classes = [*_CLASSES, "integers and addresses"]
     rows = [
         (name, *(f"{100 * run.share(name):.0f} %" for run in runs.values()))
@@ -197,7 +199,7 @@ _COUNTED = (
 
 
 def threads_page() -> str:
-    """Which thread has which identity."""
+    """Return the page on identities of threads."""
     kernel = ptxrt.kernels()["thread_identity"]
     with ptxrt.using("emulator"):
         found = np.asarray(kernel(blocks_x=3, blocks_y=2, blocks_z=4))
@@ -241,7 +243,7 @@ _IDENTITY = {"tid", "ntid", "ctaid", "nctaid", "laneid", "lanemask_eq", "lanemas
 
 
 def transpose_page() -> str:
-    """A transposition: naive, through shared memory, and through shared memory without padding."""
+    """Return the page on transposition: naive, through shared memory, and through shared memory without padding."""
     size = 64
     x = np.arange(size * size, dtype=np.float32).reshape(size, size)
     kernels, y = ptxrt.kernels(), np.zeros((size, size), np.float32)
@@ -298,7 +300,8 @@ _TRANSPOSES = ("transpose_naive", "transpose_tiled", "transpose_unpadded")
 
 
 def quantizer_page() -> str:
-    """The quantizer of MXFP4: by one thread a block, by one warp a block, and as shipped."""
+    """Return the page on the MXFP4 quantizer: one thread for each block of values, one warp for each, and
+    as shipped."""
     x = np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32)
     blocks = x.size // 32
     want_codes, want_scales = (np.asarray(each) for each in ptxrt.kernels()["quantize_mxfp4"].reference(x).values())
@@ -355,7 +358,7 @@ SASS](../explanation/one_kernel.md) follows it. The other two are in `docs/lesso
 
 
 def unfused_page() -> str:
-    """Attention in three launches beside one."""
+    """Return the page that compares attention in three launches with one."""
     batch, heads, queries, dim = 1, 2, 64, 64
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((batch, heads, queries, dim)).astype(bf16.dtype) for _ in range(3))
@@ -459,12 +462,13 @@ scores fit them. (`softmax_rows` reads a row three times, of which two come from
 """
 
 
-_BANDWIDTH, _RATE = 1792e9, 209.5e12  # of an RTX 5090, bytes and bf16 flops a second: NVIDIA's whitepaper
+_BANDWIDTH, _RATE = 1792e9, 209.5e12  # RTX 5090, bytes and bf16 flops per second: NVIDIA's whitepaper
 
 
 @cache
 def fused_rate() -> float:
-    """Useful flops a second of attention in bf16 at head dimension 128 on an RTX 5090, by the record of the model."""
+    """Return the useful flops per second of bf16 attention at head dimension 128 on an RTX 5090, from the record of the
+    model."""
     import json
 
     record = json.loads((FOLDER.parent.parent / "tests" / "speed_figures.json").read_text())
@@ -480,5 +484,5 @@ PAGES = {
 
 
 def pages() -> dict[str, str]:
-    """Every page, by its path below docs/."""
+    """Return all pages, by path below docs/."""
     return {f"lessons/{name}": page() for name, page in PAGES.items()}

@@ -1,9 +1,8 @@
-"""docs/models.md with its pictures: what formats cost the examples' models, in words that a user knows.
+"""docs/models.md with its pictures: what formats cost the examples' models, in terms that a user knows.
 
     python docs/models.py [--machine emulator, portable or native] [--only NAME ...] [--missing] [--tokens N] [--page]
 
-Every measurement is kept in docs/models.json, from which the page is written: `--only` measures some of them again,
-`--page` none.
+Measurements are kept in docs/models.json, from which the page is written. `--only` repeats some of them, `--page` none.
 """
 
 import argparse
@@ -31,7 +30,7 @@ from ptxrt.bench import plots  # noqa: E402
 from tests import model_reference as reference  # noqa: E402
 
 BOTH = {"bf16": "bf16", "mxfp8": "mxfp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4", "bf16 x nvfp4": ("bf16", "nvfp4")}
-# What is measured of the language model: formats of activations and weights, of the cache, and the scale rule.
+# The measurements of the language model: formats of activations and weights, format of the cache, scale rule.
 LANGUAGE = [
     *((name, "bf16", None) for name in ("bf16", "mxfp8", "nvfp4", "bf16 x nvfp4", "mxfp4")),
     ("mxfp4", "bf16", "rceil"),
@@ -39,7 +38,7 @@ LANGUAGE = [
     ("bf16 x nvfp4", "bf16", "four_over_six"),
     *(("bf16", cache, None) for cache in ("mxfp8", "nvfp4", "mxfp4")),
 ]
-# Of the encoder: formats of activations and weights, of attention, and the scale rule.
+# The measurements of the encoder: formats of activations and weights, formats of attention, scale rule.
 ENCODER = [
     *((name, "bf16", None) for name in ("bf16", "mxfp8", "nvfp4", "bf16 x nvfp4", "mxfp4")),
     ("nvfp4", "bf16", "four_over_six"),
@@ -57,7 +56,7 @@ QUESTIONS = [
 
 
 def text_of(formats: str, other: str, rule: str | None) -> str:
-    """The name of a measurement."""
+    """Return the name of a measurement."""
     return " / ".join(word for word in (formats, other, rule) if word)
 
 
@@ -67,26 +66,28 @@ def text_of(formats: str, other: str, rule: str | None) -> str:
 
 @functools.cache
 def opened(module: Any) -> Any:
-    """The weights of a model, each tensor read once."""
+    """Return the weights of a model; each tensor is read once."""
     there = module.load()
     there.read = functools.lru_cache(maxsize=None)(there.read)
     return there
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
-    """In float64; the exponentials of float32 logits in float32, whose error their sum does not see."""
+    """Return log softmax in float64. The exponentials of float32 logits are float32; this does not change the sum
+    noticeably."""
     shifted = x - x.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True, dtype=np.float64))
 
 
 def perplexity(log_p: np.ndarray, ids: np.ndarray) -> float:
-    """Of a text, from the log probabilities behind each of its tokens."""
+    """Return the perplexity of a text from the log probabilities after each of its tokens."""
     return float(np.exp(-log_p[np.arange(len(ids) - 1), ids[1:]].mean()))
 
 
 @functools.cache
 def wanted(tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Token ids of the passages, and behind each the log probabilities and the probabilities in float64."""
+    """Return the token ids of the passages, and the log probabilities and probabilities after each token,
+    in float64."""
     there = opened(smollm2)
     ids = np.array(there.tokenizer.encode("\n".join(PASSAGES)).ids[:tokens])
     log_p = log_softmax(reference.language_model(ids, there.read, there.config))
@@ -94,8 +95,8 @@ def wanted(tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def seconds(call: Callable[[], Any], times: int) -> tuple[float, Any]:
-    """Of one call, and what it gives: of so many by the clock on a card, after a first one that loads modules; of a
-    single one by one core on the emulator."""
+    """Return the seconds of one call, and its result. On a card: wall time averaged over `times` calls, after a first
+    one that loads modules. On the emulator: CPU time of a single call."""
     clock = time.process_time
     if ptxrt.selection.current().is_cuda:
         call()
@@ -109,7 +110,7 @@ def seconds(call: Callable[[], Any], times: int) -> tuple[float, Any]:
 
 
 def measured_language(formats: str, cache: str, rule: str | None, tokens: int) -> dict[str, Any]:
-    """Perplexity and its neighbours on the passages, and what a step of generation takes."""
+    """Measure perplexity and related numbers on the passages, and the time of a step of generation."""
     context = max(tokens, 64)
     model = smollm2.SmolLM2(BOTH[formats], cache, scale_rule=rule, context=context, weights=opened(smollm2))
     ids, want, p = wanted(tokens)
@@ -132,7 +133,7 @@ def measured_language(formats: str, cache: str, rule: str | None, tokens: int) -
 
 
 def measured_encoder(formats: str, attention: str, rule: str | None) -> dict[str, Any]:
-    """How near embeddings are to those in float64, and whether questions find the same passages."""
+    """Measure how close embeddings are to float64 ones, and whether questions find the same passages."""
     model = minilm.MiniLM(BOTH[formats], attention=attention, scale_rule=rule, weights=opened(minilm))
     texts = [*QUESTIONS, *PASSAGES]
     took, got = seconds(lambda: model.encode(texts), 20)
@@ -175,7 +176,7 @@ global scale. The scale rule is that of operands where none is named: `rceil` of
 nvfp4.
 """
 
-# What its figures are, by the kind of machine.
+# What the numbers are, by the kind of machine.
 EMULATOR = "It runs the PTX for sm_120a. Times are those of one core; they are no speed of a card."
 CARD = """Times are of the clock, the host's part included. On cards that are not of sm_120 products of block formats are
 products in 16 bits of expanded values, so that times of formats there say nothing about an RTX card."""
@@ -215,12 +216,12 @@ all in one call.
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """Markdown."""
+    """Return a Markdown table."""
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]) + "\n"
 
 
 def page(kept: dict[str, Any]) -> str:
-    """The page of what is kept: a section of each model that something was measured of."""
+    """Return the page: a section for each model with kept measurements."""
     parts = [HEAD]
     if kept["language"]:
         parts += language_section(kept)
@@ -230,13 +231,13 @@ def page(kept: dict[str, Any]) -> str:
 
 
 def measured_where(kept: dict[str, Any], kind: str) -> dict[str, str]:
-    """The machine of a section's figures, and what they are."""
+    """Return the machine of a section's numbers, and what the numbers are."""
     machine = kept["machines"][kind]
     return dict(machine=machine, what=EMULATOR if machine.startswith("emulator") else CARD)
 
 
 def language_section(kept: dict[str, Any]) -> list[str]:
-    """The table of the language model."""
+    """Return the table of the language model."""
     rows = []
     there = kept["language"]
     for formats, cache, rule in LANGUAGE:
@@ -257,12 +258,12 @@ def language_section(kept: dict[str, Any]) -> list[str]:
 
 
 def spelled(seconds: float) -> str:
-    """A time in the unit that it has few digits in."""
+    """Return a time in the unit with the fewest digits."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def encoder_section(kept: dict[str, Any]) -> list[str]:
-    """The table of the encoder."""
+    """Return the table of the encoder."""
     rows = []
     for formats, attention, rule in ENCODER:
         x = kept["encoder"].get(text_of(formats, attention, rule))
@@ -279,7 +280,7 @@ def encoder_section(kept: dict[str, Any]) -> list[str]:
 
 
 def draw(kept: dict[str, Any], folder: Path) -> None:
-    """The two pictures."""
+    """Draw the two pictures."""
     for kind, value, label, name in [
         ("language", "perplexity", "perplexity; products / cache / rule", "models_perplexity.png"),
         ("encoder", "kept", "neighbors kept of three; products / attention / rule", "models_neighbors.png"),
@@ -290,7 +291,7 @@ def draw(kept: dict[str, Any], folder: Path) -> None:
 
 
 def processor() -> str:
-    """The processor's name and how many cores there are."""
+    """Return the processor's name and its number of cores."""
     try:
         names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
         name = names[0].split(":")[1].strip()
@@ -300,7 +301,7 @@ def processor() -> str:
 
 
 def jobs(tokens: int) -> list[tuple[str, str, Callable[[], dict[str, Any]]]]:
-    """(kind, name, measurement) of all there are."""
+    """Return (kind, name, measurement) of all measurements."""
     encoder = [("encoder", text_of(*row), functools.partial(measured_encoder, *row)) for row in ENCODER]
     language = [("language", text_of(*row), functools.partial(measured_language, *row, tokens)) for row in LANGUAGE]
     return encoder + language

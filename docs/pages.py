@@ -1,15 +1,15 @@
-"""The pages of this folder as programs: their code blocks, what they need, and their links. For the tests and
+"""Reads the pages of this folder as programs: their code blocks, requirements, and links. For the tests and
 docs/figures.py.
 
 A fence is one of
 
-- ```` ```python ````: runs, in order, in one namespace for the page. A ```` ```text ```` fence right behind it is its
+- ```` ```python ````: runs, in order, in one namespace for the page. A ```` ```text ```` fence directly after it is its
   output;
-- ```` ```console ````: each line behind `$ ` is a command, the lines below it its output;
-- any fence with `title="PATH"`: is written to that file, below the folder in which the page runs.
+- ```` ```console ````: each line after `$ ` is a command, the lines below it are its output;
+- any fence with `title="PATH"`: is written to that file, in the folder in which the page runs.
 
-`...` in an output stands for anything. The comment `<!-- needs: gpu, torch -->` above a fence names what it needs; it
-runs only where all of that is there.
+`...` in an output matches anything. The comment `<!-- needs: gpu, torch -->` above a fence names its requirements; the
+fence runs only if all are met.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-# Fences that run; all others are pictures, grammars and the like.
+# Fences that run; others are pictures, grammars and so on.
 _RUN = ("python", "console")
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>[\w-]*)(?P<rest>[^\n`]*)\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S
@@ -40,12 +40,13 @@ _CHECKER = doctest.OutputChecker()
 
 
 class Wrong(AssertionError):
-    """A block did not print what its page says."""
+    """The output of a block differs from its page."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """One fence: its language, its text, the line of the page where the text begins, and what is said around it."""
+    """One fence: its language, its text, the page line where the text begins, and the output and requirements given
+    around it."""
 
     language: str
     text: str
@@ -56,12 +57,12 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Every page that is written by hand, README.md among them; those that scripts write have no blocks that run."""
+    """Return all pages written by hand, with README.md; generated pages have no blocks that run."""
     return sorted({*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"})
 
 
 def blocks(page: Path) -> list[Block]:
-    """The fences of a page, each with the output that follows it."""
+    """Return the fences of a page, each with the output that follows it."""
     text = page.read_text(encoding="utf-8")
     found = list(_FENCE.finditer(text))
     result = []
@@ -82,7 +83,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def is_here(need: str) -> bool:
-    """Whether this machine has what a block needs."""
+    """Return whether this machine meets a requirement."""
     if need == "gpu":
         import ptxrt
 
@@ -103,7 +104,7 @@ def is_here(need: str) -> bool:
 
 @functools.cache
 def nvcc() -> str | None:
-    """The compiler that build.py takes, which need not be on the path."""
+    """Return the compiler that build.py uses; it need not be on the path."""
     spec = importlib.util.spec_from_file_location("build_of_pages", ROOT / "build.py")
     build = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build)
@@ -113,8 +114,8 @@ def nvcc() -> str | None:
 
 
 def run(page: Path, folder: Path, needs: frozenset[str] = frozenset()) -> int:
-    """Run the blocks of a page that need nothing beyond `needs`, in a folder; returns how many. Wrong, or what a block
-    raises.
+    """Run the blocks of a page whose requirements are in `needs`, in a folder; return their number. Raises Wrong, or
+    what a block raises.
     """
     names: dict = {"__name__": "__page__"}
     count = 0
@@ -135,7 +136,7 @@ def run(page: Path, folder: Path, needs: frozenset[str] = frozenset()) -> int:
 
 
 def _printed(page: Path, block: Block, names: dict) -> str:
-    """What a block of Python prints; its lines have their numbers of the page in a traceback."""
+    """Run a Python block and return what it prints. Line numbers in tracebacks are those of the page."""
     code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
     with contextlib.redirect_stdout(io.StringIO()) as out:
         exec(code, names)
@@ -143,7 +144,7 @@ def _printed(page: Path, block: Block, names: dict) -> str:
 
 
 def commands(block: Block) -> Iterator[tuple[int, str, str]]:
-    """The commands of a console block: line of the page, command, and the output that the page shows."""
+    """Yield the commands of a console block: line of the page, command, and the output on the page."""
     command, line, shown = None, 0, []
     for number, text in enumerate(block.text.splitlines(), block.line):
         if text.startswith("$ "):
@@ -157,7 +158,7 @@ def commands(block: Block) -> Iterator[tuple[int, str, str]]:
 
 
 def _answer(page: Path, line: int, command: str, folder: Path) -> str:
-    """What a command prints. `ptxrt` runs in this process, which has read what it needs already."""
+    """Run a command and return what it prints. `ptxrt` runs in this process, which saves its start."""
     words = shlex.split(command.partition("  #")[0])
     if words[0] == "ptxrt":
         from click.testing import CliRunner
@@ -179,14 +180,14 @@ def _answer(page: Path, line: int, command: str, folder: Path) -> str:
 
 
 def _compare(page: Path, line: int, shown: str | None, printed: str) -> None:
-    """Hold what a block printed against its page."""
+    """Compare what a block printed with its page."""
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     if shown and not _CHECKER.check_output(shown, printed, flags):
         raise Wrong(f"{page.relative_to(ROOT)}:{line} prints\n{printed}\nThe page shows\n{shown}")
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as MkDocs makes them."""
+    """Return the anchors of a page's headings, as MkDocs makes them."""
     found: set[str] = set()
     for heading in re.findall(r"^#+ +(.+?) *$", _FENCE.sub("", page.read_text(encoding="utf-8")), re.M):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
@@ -200,7 +201,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def links(page: Path) -> list[tuple[int, str]]:
-    """The relative links and pictures of a page: line and target."""
+    """Return the relative links and pictures of a page: line and target."""
     text = _FENCE.sub(lambda match: "\n" * match[0].count("\n"), page.read_text(encoding="utf-8"))
     text = re.sub(r"`[^`\n]*`", "", text)
     found = [(text.count("\n", 0, match.start()) + 1, match[1]) for match in re.finditer(r"\]\(([^)\s]+)\)", text)]
@@ -208,7 +209,7 @@ def links(page: Path) -> list[tuple[int, str]]:
 
 
 def broken_links(page: Path) -> list[str]:
-    """What is wrong with the links of a page, one line for each."""
+    """Return the errors in the links of a page, one line for each."""
     wrong = []
     for line, target in links(page):
         path, _, anchor = target.partition("#")
@@ -221,6 +222,6 @@ def broken_links(page: Path) -> list[str]:
 
 
 def navigation() -> list[str]:
-    """The pages that mkdocs.yml lists, in order."""
+    """Return the pages that mkdocs.yml lists, in order."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     return re.findall(r"^ +- (?:[^:\n]+: )?([\w/]+\.md)$", text, re.M)

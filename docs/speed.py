@@ -28,10 +28,10 @@ WAYS = {
     "sums": "`return_lse`",
     "smooth_q": "`smooth_q`",
 }
-# Bytes of a value in each format, scales included, of which the intensity in the pictures is made.
+# Bytes of a value in each format, scales included; the pictures compute the arithmetic intensity from them.
 BYTES = {"bf16": 2.0, "mxfp8": 1 + 1 / 32, "mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
 ROOFS = {"BF16": "HMMA.16816.F32.BF16", "MXFP8": "QMMA.SF.16832.F32.E4M3.E4M3.E8", "MXFP4, NVFP4": "OMMA.SF.16864"}
-# TFLOPS at which published matrix products on an RTX 5090 stop, which its power explains best.
+# TFLOPS of published matrix products on an RTX 5090, probably limited by its power.
 POWER = {"MXFP8": 680, "MXFP4, NVFP4": 1340}
 
 INTRODUCTION = """# Speed, by a model
@@ -97,7 +97,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def attention_tables(record: dict) -> str:
-    """The ways of a tile on the first card, by head dimension."""
+    """Return the tables of the paths of a tile on the first card, by head dimension."""
     parts = ["## Attention on an RTX 5090\n\nUseful TFLOPS in a steady loop: mean (range) over 16 starts.\n"]
     for dim in DIMS:
         rows = []
@@ -345,7 +345,7 @@ def page(record: dict) -> str:
 
 
 def points(record: dict, card: str) -> list[tuple[str, float, float]]:
-    """(name, flops per byte, TFLOPS) of attention at head dimension 128 and of products."""
+    """Return (name, flops per byte, TFLOPS) of attention at head dimension 128 and of products."""
     found = []
     length = 4096
     for pair in PAIRS:

@@ -1,8 +1,8 @@
-"""Ask SmolLM2-135M-Instruct something; the answer appears as its tokens come.
+"""Ask SmolLM2-135M-Instruct a question; the answer is printed token by token.
 
     python examples/chat.py "What is the capital of France?"
 
-The weights come by `make models`.
+`make models` installs the weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import ptxrt
 @click.option("--tokens", default=100, show_default=True, help="Tokens of the answer, at most.")
 @click.option("--trace", is_flag=True, help="Also list every launch.")
 def chat(prompt, weights, activations, cache, scale_rule, tokens, trace):
-    """Ask SmolLM2-135M-Instruct something; the answer appears as its tokens come."""
+    """Ask SmolLM2-135M-Instruct a question; the answer is printed token by token."""
     try:
         answer(prompt, (activations or weights, weights), cache, scale_rule, tokens, trace)
     except ptxrt.PtxError as error:
@@ -34,7 +34,7 @@ def chat(prompt, weights, activations, cache, scale_rule, tokens, trace):
 
 
 def answer(prompt, formats, cache, scale_rule, tokens, trace):
-    """Print the answer, and on stderr how far it is and what it took."""
+    """Print the answer; progress and times go to stderr."""
     say = lambda text: print(text, file=sys.stderr, flush=True)
     start = time.perf_counter()
     say("reading the weights")

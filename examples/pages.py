@@ -9,7 +9,7 @@ import ptxrt
 
 
 class Pages:
-    """The pages of a cache and the sequences that hold them; forked sequences share what both have."""
+    """The pages of a cache and the sequences that use them; forked sequences share the pages of their common tokens."""
 
     def __init__(self, cache):
         self.cache, self.free = cache, list(range(cache.pages))[::-1]
@@ -21,7 +21,7 @@ class Pages:
         return page
 
     def append(self, name, k, v):
-        """Add tokens, k [tokens, heads, dim] and v, to a sequence; a last page that others share is copied first."""
+        """Append tokens, k [tokens, heads, dim] and v, to a sequence; a last page that is shared is copied first."""
         pages, start, size = self.pages.setdefault(name, []), self.lengths.get(name, 0), self.cache.page_size
         if start % size and self.uses[pages[-1]] > 1:
             self.uses[pages[-1]] -= 1
@@ -35,13 +35,13 @@ class Pages:
         self.lengths[name] = start + len(k)
 
     def fork(self, name, new):
-        """Another sequence that begins with the tokens of this one."""
+        """Start a new sequence with the tokens of another one."""
         self.pages[new], self.lengths[new] = list(self.pages[name]), self.lengths[name]
         for page in self.pages[new]:
             self.uses[page] += 1
 
     def end(self, name):
-        """Give the pages back that no other sequence holds."""
+        """End a sequence and free the pages that no other sequence uses."""
         del self.lengths[name]
         for page in self.pages.pop(name):
             self.uses[page] -= 1
@@ -49,7 +49,7 @@ class Pages:
                 self.free.append(page)
 
     def table(self, names):
-        """block_table and key_lengths of some sequences."""
+        """Return block_table and key_lengths of some sequences."""
         rows = [self.pages[name] for name in names]
         ends = np.cumsum([0, *map(len, rows)])
         return ptxrt.block_table_from_csr(ends, np.concatenate(rows)), np.int32([self.lengths[name] for name in names])

@@ -1,4 +1,4 @@
-"""The products of the examples' models: which formats they multiply in, and their weights, quantized once and kept."""
+"""The matrix products of the examples' models: their formats, and their weights, quantized once and kept on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ptxrt.ops.gemm_call import check_pair
 from ptxrt.ops.operands import operand_rule
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-# What a model multiplies: its activations are bfloat16 or quantized. (activations, weights)
+# The products of models, by (activations, weights): activations are bfloat16 or quantized.
 PAIRS = {pair: product for pair, product in PRODUCTS.items() if "f16" not in pair}
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -30,11 +30,11 @@ PAIRS = {pair: product for pair, product in PRODUCTS.items() if "f16" not in pai
 
 
 def formats_of(products: tuple[str, ...], formats: Any) -> dict[str, tuple[str, str]]:
-    """(activations, weights) of each product.
+    """Return (activations, weights) of each product.
 
     formats: one word for both operands of all products, a pair of words, or a mapping from products to these; products
-    that the mapping leaves out are bf16. ArgumentError for products that the model does not have, and for formats that
-    no kernel multiplies.
+    missing in the mapping are bf16. ArgumentError for products that the model does not have, and for formats without a
+    kernel.
     """
     named = dict(formats) if isinstance(formats, Mapping) else dict.fromkeys(products, formats)
     for name in named.keys() - set(products):
@@ -56,7 +56,7 @@ def formats_of(products: tuple[str, ...], formats: Any) -> dict[str, tuple[str, 
 
 
 def attention_pair(words: str) -> tuple[str, str]:
-    """The formats of both products of attention; ArgumentError where no kernel has them."""
+    """Return the formats of both products of attention; ArgumentError without a kernel."""
     qk, _, pv = str(words).partition("+")
     pair = qk, pv or qk
     known = [key[:2] for key in ATTENTION if key[2] is None]
@@ -74,7 +74,7 @@ def attention_pair(words: str) -> tuple[str, str]:
 class Products:
     """The weights of a model's products on the device, and how their activations are quantized.
 
-    scale_rule: of the block formats, for activations and weights; the formats' own where None.
+    scale_rule: the rule of block formats, for activations and weights; None is the default of each format.
     """
 
     weights: Weights
@@ -83,10 +83,11 @@ class Products:
     placed: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.one = ptxrt.to_device(np.float32(1))  # where graphs find it
+        self.one = ptxrt.to_device(np.float32(1))  # on the device, for graphs
 
     def place(self, product: str, name: str, make: Callable[[], np.ndarray]) -> None:
-        """Bring the weights [N, K] of a product to the device; `make` gives them as float32 where they are not kept."""
+        """Copy the weights [N, K] of a product to the device. make: returns them as float32, called if they are not
+        kept."""
         format = self.formats[product][1]
         if format == "bf16":
             self.placed[name] = ptxrt.to_device(make().astype(BF16))
@@ -101,24 +102,24 @@ class Products:
         self.placed[name] = packed.with_arrays(arrays)
 
     def rule(self, format: str) -> str | None:
-        """The scale rule of a format: where nothing else was asked, the one that products quantize operands by."""
+        """Return the scale rule of a format; the default is the one of operands of products."""
         return None if format == "bf16" else self.scale_rule or operand_rule(format)
 
     def level(self, format: str) -> Any:
-        """The global scale of activations: 1, a single level, so that rows do not know each other."""
+        """Return the global scale of activations: 1, so that no row depends on others."""
         return self.one if format == "nvfp4" else None
 
     def ending(self, product: str) -> dict[str, Any]:
-        """What makes a producer give the activations of a product in its format."""
+        """Return the arguments with which a producer outputs the activations of a product in its format."""
         format = self.formats[product][0]
         if format == "bf16":
             return {}
         return dict(format=format, scale_rule=self.rule(format), global_scale=self.level(format))
 
     def multiply(self, product: str, x: Any, name: str, *, into: str | None = None, **options: Any) -> Any:
-        """`matmul` of activations by weights; the activations are quantized here where their producer has not.
+        """Multiply activations by weights; the activations are quantized here if their producer has not done so.
 
-        into: the product that takes the result, in the format of its activations.
+        into: the product that uses the result; the result has the format of its activations.
         """
         format = self.formats[product][0]
         if format != "bf16" and not isinstance(x, ptxrt.QuantizedArray):
@@ -129,12 +130,12 @@ class Products:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all weights of products on the device."""
+        """The bytes of all weights on the device."""
         return sum(x.nbytes for x in self.placed.values())
 
     @cached_property
     def folder(self) -> Path | None:
-        """Where quantized weights are kept, by file, scale rule and version; None where no folder can be had."""
+        """The folder of kept quantized weights, by file, scale rule and version; None if it cannot be made."""
         key = f"{self.weights.digest[:16]}-{self.scale_rule or 'default'}-{ptxrt.__version__}"
         try:
             folder = cache_folder() / key
@@ -150,7 +151,7 @@ class Products:
 
 
 def cache_folder() -> Path:
-    """PTXRT_CACHE, else the folder of this user for what can be made again."""
+    """Return PTXRT_CACHE, else the user's cache folder."""
     given = os.environ.get("PTXRT_CACHE")
     if given:
         return Path(given)
@@ -162,7 +163,7 @@ def cache_folder() -> Path:
 
 
 def _loaded(path: Path) -> Any:
-    """What is kept in a file; None where there is none, or it is damaged."""
+    """Return the weights kept in a file; None if there are none, or they are damaged."""
     try:
         return ptxrt.QuantizedArray.load(path)
     except ptxrt.FileError:
@@ -170,7 +171,7 @@ def _loaded(path: Path) -> Any:
 
 
 def _save(packed: Any, path: Path | None) -> None:
-    """Keep quantized weights, whole or not at all; a folder that cannot be written costs time alone."""
+    """Write quantized weights atomically. A folder that cannot be written is not an error; it only costs time."""
     try:
         if path is not None:
             packed.save(path)

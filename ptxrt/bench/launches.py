@@ -1,4 +1,4 @@
-"""What the host spends on one launch: bare, prepared, by the friendly function, and by CuPy."""
+"""Host time of one launch: bare, prepared, by the public function, and by CuPy."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..prepared import prepare
 from . import plots
 from .timing import about, gpu, title, turns
 
-# Small, so that the device keeps up and the host alone is measured.
+# Small arrays, so that the device keeps up and only host time is measured.
 ROWS, COLS = 32, 1024
 
 
 def launch_rows(calls: int = 200, rounds: int = 60) -> list[dict[str, Any]]:
-    """The host's time for one launch of quantize_mxfp4 by several ways, as rows: side, microseconds, fastest, slowest,
-    ratio.
+    """Measure the host time of one launch of quantize_mxfp4 in several ways; rows of side, microseconds, fastest,
+    slowest, ratio.
     """
     backend = gpu("bench launch")
     if calls < 1 or rounds < 1:
@@ -62,7 +62,8 @@ def launch_rows(calls: int = 200, rounds: int = 60) -> list[dict[str, Any]]:
 
 
 def bare_launch(plan: Plan, arrays: list) -> Callable[[], Any]:
-    """cuLaunchKernel of cuda-python with all parameters packed before: what no caller of it can do without."""
+    """Return a call of cuda-python's cuLaunchKernel with prepacked parameters: the least that any caller of
+    it spends."""
     packet = plan.packet()
     for slot, array in zip(plan.slots, arrays):
         packet.words[slot] = array.address
@@ -75,12 +76,12 @@ def bare_launch(plan: Plan, arrays: list) -> Callable[[], Any]:
     def bare():
         launch(function, gx, gy, gz, bx, by, bz, shared, stream, 0, extra)
 
-    bare.packet = packet  # its memory is what `extra` points to
+    bare.packet = packet  # `extra` points to its memory
     return bare
 
 
 def cupy_launch(plan: Plan, arrays: list) -> Callable[[], Any] | None:
-    """The same entry by CuPy, on the same memory; None where CuPy is not installed."""
+    """Return a launch of the same entry by CuPy on the same memory; None without CuPy."""
     try:
         import cupy
     except ImportError:
@@ -104,13 +105,13 @@ def cupy_launch(plan: Plan, arrays: list) -> Callable[[], Any] | None:
 
 
 def launch_report(calls: int = 200, rounds: int = 60) -> dict[str, Any]:
-    """`launch_rows` and what they belong to: operation, machine, rows."""
+    """Return `launch_rows` and their machine: operation, machine, rows."""
     rows = launch_rows(calls, rounds)
     return {"operation": "launch", "machine": about(gpu("bench launch")), "rows": rows}
 
 
 def launch_table(report: dict[str, Any]) -> Iterator[str]:
-    """A report for a terminal."""
+    """Format a report for a terminal."""
     rows = report["rows"]
     yield (
         f"one launch of quantize_mxfp4 on float32 {rows[0]['shape']}, time of the host; {title(report['machine'])}, "
@@ -122,6 +123,6 @@ def launch_table(report: dict[str, Any]) -> Iterator[str]:
 
 
 def draw_launches(path: Path, report: dict[str, Any]) -> None:
-    """The medians as a picture."""
+    """Draw the medians."""
     heading = f"host time of one launch of quantize_mxfp4\n{title(report['machine'])}"
     plots.bars(path, report["rows"], "side", "microseconds", "microseconds", heading)

@@ -1,4 +1,4 @@
-"""Pictures of tables, by matplotlib, which is needed for nothing else; a file appears whole or not at all."""
+"""Plots of tables. Only this module needs matplotlib; a file is written atomically."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from ..errors import ArgumentError
 from ..files import write_atomically
 
-# Sizes in inches: of a panel's axes, and of one group of bars.
+# Sizes in inches: height of a panel's axes, width of one group of bars, least width of a panel.
 PANEL_HEIGHT, GROUP_WIDTH, LEAST_WIDTH = 3.2, 0.9, 5.0
-# The same of lying bars: what one takes of the height, and a panel's width, of which there are as many side by side.
+# The same for horizontal bars: height of a bar, width of a panel, and the number of panels side by side.
 LINE_HEIGHT, PANEL_WIDTH, PANELS_BESIDE = 0.17, 5.5, 2
 
 
 def check(path: Path, option: str = "--plot") -> None:
-    """Say what keeps a picture from being written, before anything is measured for it: ArgumentError.
+    """Raise ArgumentError if a plot cannot be written, before anything is measured for it.
 
-    option: the flag that asked for the picture.
+    option: the flag that requested the plot.
     """
     try:
         from matplotlib.backend_bases import FigureCanvasBase
@@ -36,7 +36,7 @@ def check(path: Path, option: str = "--plot") -> None:
 
 
 def figure_of(rows: int, columns: int, groups: int):
-    """A figure without a window, and its panels as a list of lists."""
+    """Return a figure without a window, and its panels as a list of lists."""
     from matplotlib.figure import Figure
 
     width = max(LEAST_WIDTH, GROUP_WIDTH * groups + 1)
@@ -45,7 +45,7 @@ def figure_of(rows: int, columns: int, groups: int):
 
 
 def figure_of_lines(panels: int, lines: int):
-    """A figure without a window for lying bars, and its panels in a list, each of so many lines."""
+    """Return a figure without a window for horizontal bars, and the list of its panels of `lines` lines each."""
     from matplotlib.figure import Figure
 
     columns = min(panels, PANELS_BESIDE)
@@ -60,7 +60,8 @@ def figure_of_lines(panels: int, lines: int):
 
 
 def save(figure, path: Path, legend_of=None) -> None:
-    """Write a figure to a file of the kind that its name says, with the legend of one of its panels beside them."""
+    """Write a figure to a file, in the format of the file's suffix, with the legend of one of its panels
+    beside them."""
     check(path)
     if legend_of is not None:
         figure.legend(*legend_of.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
@@ -70,7 +71,7 @@ def save(figure, path: Path, legend_of=None) -> None:
 
 
 def grouped_bars(axes, groups: Sequence[str], series: Mapping[str, Sequence[float | None]]) -> None:
-    """Bars side by side in each group, one of each series; None leaves a gap."""
+    """Draw bars side by side in each group, one of each series; None leaves a gap."""
     width = 0.8 / max(len(series), 1)
     for i, (name, values) in enumerate(series.items()):
         there = [(group, value) for group, value in enumerate(values) if value is not None]
@@ -82,7 +83,7 @@ def grouped_bars(axes, groups: Sequence[str], series: Mapping[str, Sequence[floa
 def lying_bars(
     axes, lines: Sequence[str], series: Mapping[str, Sequence[float | None]], notes: Mapping[str, Sequence[str | None]]
 ) -> None:
-    """Bars below each other for each line, one of each series, with a note behind each; None leaves a gap."""
+    """Draw horizontal bars below each other for each line, one of each series, each with a note; None leaves a gap."""
     height = 0.84 / max(len(series), 1)
     for i, (name, values) in enumerate(series.items()):
         there = [(line, value) for line, value in enumerate(values) if value is not None]
@@ -97,7 +98,7 @@ def lying_bars(
 def heat_map(
     path: Path, rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], label: str
 ) -> None:
-    """Values above 0 by row and column, as colors on a logarithmic scale and as numbers, to a file."""
+    """Write values above 0 by row and column to a file, as colors on a logarithmic scale and as numbers."""
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
@@ -120,7 +121,8 @@ def heat_map(
 def colored_table(
     path: Path, title: str, words: Sequence[Sequence[str]], colors: Sequence[Sequence[tuple[int, int, int]]]
 ) -> None:
-    """A table of words to a file; all but its heads have a color (three numbers up to 255) behind them."""
+    """Write a table of words to a file; all cells except the heads have a background color (three numbers
+    up to 255)."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
@@ -146,7 +148,7 @@ def colored_table(
 
 
 def bars(path: Path, rows: Sequence[Mapping[str, Any]], name: str, value: str, label: str, title: str) -> None:
-    """Lying bars of one value of each row, to a file."""
+    """Write horizontal bars of one value of each row to a file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 1.0 + 0.4 * len(rows)), layout="constrained")

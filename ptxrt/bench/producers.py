@@ -1,4 +1,4 @@
-"""Norms, gates, rotations and what writes to a cache, beside a copy on the same device."""
+"""Norms, gates, rotations and writes to a cache, compared with a copy on the same device."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .timing import L2_STATES, REPEAT, Clock, about, check_fits, checked_repeat,
 
 SHAPES = ((8192, 8192), (4096, 14336), (1, 4096))
 PLAIN, COPY = "bf16", "copy"
-# The heads that rope turns, and those of the projection whose keys and values are appended.
+# The heads that rope rotates, and those of the projection whose keys and values are appended.
 HEAD, HEADS, HEADS_KV = 128, 32, 8
 PAGE = 16
 
 
 class Side(NamedTuple):
-    """One thing that is timed: the function, what it ends in, the call, and the bytes that it reads and writes."""
+    """One timed call: the function, its output format, the call, and the bytes that it reads and writes."""
 
     function: str
     format: str
@@ -42,7 +42,7 @@ def _normal(*shape: int, device: int) -> DeviceArray:
 
 
 def _calls(rows: int, cols: int, device: int) -> dict[str, tuple]:
-    """Each function with what it is called with: for results of [rows, cols], of whole heads for `rope`."""
+    """Return the arguments of each function for results of [rows, cols]; for `rope` of whole heads."""
     x, weight = _normal(rows, cols, device=device), _normal(cols, device=device)
     calls = dict(rmsnorm=(rmsnorm, x, weight), layernorm=(layernorm, x, weight, weight), gelu=(gelu, x))
     calls["swiglu"] = swiglu, _normal(rows, 2 * cols, device=device)
@@ -68,7 +68,7 @@ def _producers(functions: Sequence[str], formats: Sequence[str], rows: int, cols
 
 
 def _appending(formats: Sequence[str], tokens: int, device: int) -> Iterator[Side]:
-    """`append_qkv` of heads with norms, into caches of each format."""
+    """Yield `append_qkv` of heads with norms, into caches of each format."""
     qkv = _normal(tokens, (HEADS + 2 * HEADS_KV) * HEAD, device=device)
     table = to_device(rope_table(HEAD, tokens), device=device)
     weight = to_device(np.ones(HEAD, np.float32), device=device)
@@ -95,13 +95,13 @@ def producer_rows(
     l2: Sequence[str] = (),
     repeat: int = REPEAT,
 ) -> list[dict[str, Any]]:
-    """Time producers of bfloat16 on the current GPU; a row for each function, format, shape and state of the L2.
+    """Time producers of bfloat16 on the current GPU; one row for each function, format, shape and state of the L2.
 
     Empty choices mean all: FUNCTIONS, "bf16" and the block formats, SHAPES of results ([rows, cols]), the states of the
-    L2. append_qkv takes `rows` tokens of 32 heads of 128 over 8, with norms. All sides of a shape, and a copy of
-    [rows, cols] on the device, are timed in turns; the rows named "copy" are the copy's own. Fields: function, format,
-    shape, l2, bytes, milliseconds (median), fastest, slowest, repeat, gb_per_s, copy_gb_per_s, share_of_copy.
-    ArgumentError for names that do not exist; MachineError on the emulator.
+    L2. append_qkv takes `rows` tokens of 32 heads of 128 with 8 heads of keys and values, with norms. All sides of a
+    shape, and a copy of [rows, cols] on the device, are timed in turns; the rows named "copy" are those of the copy.
+    Fields: function, format, shape, l2, bytes, milliseconds (median), fastest, slowest, repeat, gb_per_s,
+    copy_gb_per_s, share_of_copy. ArgumentError for unknown names; MachineError on the emulator.
     """
     what = "bench produce"
     backend = gpu(what)
@@ -136,7 +136,7 @@ def producer_rows(
 
 
 def producer_report(**choices) -> dict[str, Any]:
-    """`producer_rows` and what they belong to: machine, rows."""
+    """Return `producer_rows` and their machine: machine, rows."""
     rows = producer_rows(**choices)
     return {"machine": about(gpu("bench produce")), "rows": rows}
 
@@ -146,7 +146,7 @@ def _size(row: dict[str, Any]) -> str:
 
 
 def producer_table(report: dict[str, Any]) -> Iterator[str]:
-    """A report for a terminal."""
+    """Format a report for a terminal."""
     rows = report["rows"]
     yield f"between products, of bfloat16, on {title(report['machine'])}"
     yield f"medians of {rows[0]['repeat']}, all rows of a shape in turns; GB/s of bytes read and written"
@@ -163,7 +163,7 @@ def producer_table(report: dict[str, Any]) -> Iterator[str]:
 
 
 def draw_producers(path: Path, report: dict[str, Any]) -> None:
-    """A report as a picture: shares of the copy by function and format; a panel for each shape and state of the L2."""
+    """Draw a report: shares of the copy's speed by function and format; a panel for each shape and state of the L2."""
     rows = [row for row in report["rows"] if row["function"] != COPY]
     sizes, states, formats, names = (
         list(dict.fromkeys(values))

@@ -1,6 +1,7 @@
-"""Matrix products: time, TFLOPS, the share of the card's own rate of MMAs; for few rows bytes of weights per second.
+"""Matrix products: time, TFLOPS, the share of the card's measured MMA rate; for few rows bytes of weights per second.
 
-What is bound by the memory that weights come from stands beside a kernel that does nothing but read as many bytes."""
+Few rows are bound by the bandwidth of the memory with the weights. They are compared with a kernel that only reads as
+many bytes."""
 
 from __future__ import annotations
 
@@ -32,23 +33,24 @@ from . import plots
 from .rates import Rate
 from .timing import FLUSH_CACHES, REPEAT, WARM, Clock, about, check_fits, checked_repeat, gpu, title
 
-# Formats of A and B -> the probe of the MMA that multiplies them on sm_12x; all others are multiplied in 16 bits.
+# (format of A, format of B) -> the probe of their MMA on sm_12x; all others are multiplied in 16 bits.
 RATES: dict[tuple[str, str], Kernel] = {
     ("mxfp8", "mxfp8"): mma_rate_mxf8f6f4_e4m3,
     ("mxfp8", "mxfp4"): mma_rate_mxf8f6f4_e4m3,
     ("mxfp4", "mxfp4"): mma_rate_mxf4,
     ("nvfp4", "nvfp4"): mma_rate_mxf4nvf4,
 }
-# What the L2 holds where rows are few: nothing of the weights, for those of other products were read since.
+# The state of the L2 for few rows: it holds no weights of the next product, because those of other products were read
+# since.
 ROTATING = "rotating"
 READ = "read"
-# Rows and columns whose results are held against float64.
+# Rows and columns whose results are compared with float64.
 CHECKED = 64
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one product: C [rows, cols], K of `depth`. Its text is, say, m8192n8192k8192."""
+    """The sizes of one product: C [rows, cols], K of `depth`. As text: m8192n8192k8192."""
 
     rows: int
     cols: int
@@ -59,7 +61,7 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> "Shape":
-        """From letters and numbers: m rows, n columns, k depth."""
+        """Parse letters and numbers: m rows, n columns, k depth."""
         found = re.fullmatch(r"m([1-9]\d*)n([1-9]\d*)k([1-9]\d*)", text.replace(" ", ""))
         if not found:
             raise ArgumentError(f"the shape of a product is {text!r}; write m8192n8192k8192")
@@ -67,12 +69,12 @@ class Shape:
 
     @property
     def flops(self) -> int:
-        """A multiplication and an addition for each element of A and column of C."""
+        """The flops: a multiplication and an addition for each element of A and column of C."""
         return 2 * self.rows * self.cols * self.depth
 
     @property
     def few(self) -> bool:
-        """Whether rows are so few that weights pass by once."""
+        """Whether rows are so few that weights are read once."""
         return self.rows <= FEW_ROWS
 
 
@@ -87,7 +89,7 @@ SHAPES = tuple(
 
 
 def parse_pair(text: str) -> tuple[str, str]:
-    """(format of A, format of B) from A+B, or from one for both; ArgumentError for what no kernel multiplies."""
+    """Parse (format of A, format of B) from A+B, or from one for both; ArgumentError for pairs without a kernel."""
     words = text.split("+")
     pair = words[0], words[-1]
     if len(words) > 2 or pair not in PRODUCTS:
@@ -97,7 +99,7 @@ def parse_pair(text: str) -> tuple[str, str]:
 
 
 def operand(x: DeviceArray, format: str) -> DeviceArray | QuantizedArray:
-    """x as an operand in a format, in memory of its own."""
+    """Return x as an operand in a format, in memory of its own."""
     if format not in BLOCK_FORMATS:
         return x.copy()
     return quantized(x, format, operand_rule(format), None, Place([x], None))
@@ -105,7 +107,7 @@ def operand(x: DeviceArray, format: str) -> DeviceArray | QuantizedArray:
 
 @dataclass(frozen=True)
 class Side:
-    """What is timed for a pair of formats: a call that multiplies by each of `weights` matrices, and their bytes."""
+    """The timed call for a pair of formats: it multiplies by each of `weights` matrices in turn. Also their bytes."""
 
     call: Callable[[], Any]
     weights: int
@@ -114,7 +116,7 @@ class Side:
 
     @classmethod
     def of(cls, a: DeviceArray, b: DeviceArray, pair: tuple[str, str], count: Callable[[int], int]) -> "Side":
-        """Operands in a pair of formats; count: how many matrices of so many bytes there are to be."""
+        """Make operands in a pair of formats. count: gives the number of matrices from the bytes of one."""
         first, weights = operand(a, pair[0]), [operand(b, pair[1])]
         weights += [operand(b, pair[1]) for _ in range(count(weights[0].nbytes) - 1)]
         out = empty((a.shape[0], b.shape[0]), bf16.dtype, device=a.device)
@@ -128,7 +130,7 @@ class Side:
 
 
 def read_call(nbytes: int, backend: Backend) -> Callable[[], Any]:
-    """A call that reads so many bytes and next to nothing else."""
+    """Return a call that reads `nbytes` bytes and writes almost nothing."""
     x = empty((max(nbytes // 4, 1),), np.float32, device=backend.ordinal)
     x = fill_f32(x=x, value=1.0, count=x.size)
     partial = amax(x, blocks=4 * backend.attribute("MULTIPROCESSOR_COUNT"))
@@ -138,17 +140,17 @@ def read_call(nbytes: int, backend: Backend) -> Callable[[], Any]:
 def product_rows(
     pairs: Sequence[tuple[str, str]] = (), shapes: Sequence[Shape] = (), repeat: int = REPEAT
 ) -> list[dict[str, Any]]:
-    """Time `matmul` on the current GPU machine; a row for each pair of formats and Shape.
+    """Time `matmul` on the current GPU machine; one row for each pair of formats and Shape.
 
-    Empty choices mean all pairs that there are, and SHAPES. Operands are those of normal values, quantized before; C is
-    bf16. All pairs of a shape and the MMAs' rates are timed in turns. Up to 64 rows a call multiplies by as many
-    matrices of weights as are four times the L2, so that none of them is there when it is read, and figures are those
-    of one product. Fields: a, b, shape (by name), l2 ("warm" or "rotating"), weights (matrices), milliseconds
-    (median), fastest, slowest, repeat, tflops, mma_tflops (of the probe of a rate, by name), share_of_mma_rate,
-    relative_l2 (of the first 64 rows and columns, against float64 products of the normal values), and for few rows
-    bytes (codes and scales of the weights), gb_per_s, read_gb_per_s (of a kernel that reads as many bytes),
-    share_of_read; None where a row has no such figure. ArgumentError for shapes that do not fit; MachineError on the
-    emulator.
+    Empty choices mean all pairs with a kernel, and SHAPES. Operands are normal values, quantized before; C is bf16. All
+    pairs of a shape and the MMA rates are timed in turns. Up to 64 rows, a call multiplies by several matrices of
+    weights, together four times the size of the L2, so that none is cached when it is read; results are those of one
+    product.
+    Fields: a, b, shape (by name), l2 ("warm" or "rotating"), weights (matrices), milliseconds (median), fastest,
+    slowest, repeat, tflops, mma_tflops (of the rate probe, by name), share_of_mma_rate, relative_l2 (of the first 64
+    rows and columns, against float64 products of the normal values); for few rows also bytes (codes and scales of the
+    weights), gb_per_s, read_gb_per_s (of a kernel that reads as many bytes), share_of_read. Fields that do not apply
+    are None. ArgumentError for invalid shapes; MachineError on the emulator.
     """
     backend = gpu("bench gemm")
     clock = Clock(repeat=checked_repeat("bench gemm", repeat))
@@ -194,7 +196,7 @@ def product_rows(
 
 
 def _by_dtype(pairs: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
-    """Pairs by the 16-bit type that their operands are made of."""
+    """Group pairs by the 16-bit type from which their operands are quantized."""
     found: dict[str, list[tuple[str, str]]] = {}
     for pair in pairs:
         found.setdefault("f16" if "f16" in pair else "bf16", []).append(pair)
@@ -202,7 +204,7 @@ def _by_dtype(pairs: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str
 
 
 def _bytes_of(side: Side, times, read) -> dict[str, Any]:
-    """Bytes of weights per second beside those of a kernel that reads alone, or None of all."""
+    """Return bytes of weights per second and those of a kernel that only reads; None for all otherwise."""
     if read is None:
         return dict.fromkeys(("bytes", "gb_per_s", "read_gb_per_s", "share_of_read"))
     rate, of_read = (side.bytes / x.median / 1e6 for x in (times, read))
@@ -211,7 +213,7 @@ def _bytes_of(side: Side, times, read) -> dict[str, Any]:
 
 
 def product_report(**choices) -> dict[str, Any]:
-    """`product_rows` and what they belong to: operation, machine, rows."""
+    """Return `product_rows` and their machine: operation, machine, rows."""
     rows = product_rows(**choices)
     return {"operation": "gemm", "machine": about(gpu("bench gemm")), "rows": rows}
 
@@ -223,7 +225,7 @@ _TABLE_FIGURES = {
 
 
 def product_table(report: dict[str, Any]) -> Iterator[str]:
-    """A report for a terminal."""
+    """Format a report for a terminal."""
     rows = report["rows"]
     yield f"matrix products on {title(report['machine'])}"
     turns = "all pairs of a shape and the MMAs' rates in turns"
@@ -243,7 +245,7 @@ def product_table(report: dict[str, Any]) -> Iterator[str]:
 
 
 def draw_products(path: Path, report: dict[str, Any]) -> None:
-    """A report as a picture: a panel for each shape with the TFLOPS of each pair, of few rows GB/s of weights."""
+    """Draw a report: a panel for each shape with the TFLOPS of each pair, for few rows GB/s of weights."""
     rows = report["rows"]
     pairs = list(dict.fromkeys(map(_pair, rows)))
     shapes = list(dict.fromkeys(Shape(**row["shape"]) for row in rows))

@@ -1,4 +1,5 @@
-"""Quantizers and their inverses beside a copy on the same device: bytes per second, and the share of the copy's."""
+"""Quantizers and dequantizers, compared with a copy on the same device: bytes per second and the share of
+the copy's."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ from .timing import L2_STATES, REPEAT, Clock, about, check_fits, checked_repeat,
 
 SHAPES = ((8192, 8192), (1024, 1024), (2048, 2048), (4096, 8192), (8192, 4096))
 DTYPES = ("f32", "f16", "bf16")
-# What a quantizer must reach of the copy's bytes per second not to waste the memory.
+# The share of the copy's bytes per second that a quantizer should reach.
 WANTED_SHARE = 0.85
 
 COPY = "copy"
 
 
 def parse_shape(text: str) -> tuple[int, int]:
-    """[rows, cols] from ROWSxCOLS; ArgumentError for anything else."""
+    """Parse [rows, cols] from ROWSxCOLS; ArgumentError for anything else."""
     rows, times, cols = text.partition("x")
     if not (times and rows.isdecimal() and cols.isdecimal() and int(rows) and int(cols)):
         raise ArgumentError(f"the shape to measure is {text!r}; write ROWSxCOLS, such as 8192x8192")
@@ -36,8 +37,8 @@ def parse_shape(text: str) -> tuple[int, int]:
 
 
 class Side(NamedTuple):
-    """One thing that is timed: the format, where an NVFP4 global scale comes from (else None), the call, and the bytes
-    it moves.
+    """One timed call: the format, the source of an NVFP4 global scale (else None), the call, and the bytes that it
+    moves.
     """
 
     format: str
@@ -47,18 +48,20 @@ class Side(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What tables and pictures call it."""
+        """The name in tables and plots."""
         return self.format + (f", scale {self.global_scale}" if self.global_scale else "")
 
 
 def _prepared_side(format: str, source: str | None, function, *arguments, **named) -> Side:
-    """A prepared call; its bytes are what the declarations of its launches say they read and write, each once."""
+    """Prepare a call; its bytes are those that its launches read and write according to their declarations,
+    each once."""
     call = prepare(function, *arguments, **named)
     return Side(format, source, lambda: call(*arguments), sum(launch.bytes_moved for launch in call.launches))
 
 
 def quantize_sides(x: DeviceArray, y: DeviceArray, formats: Sequence[str], axis: int) -> list[Side]:
-    """`quantize` to each format; NVFP4 with a global scale of x, which is read twice, and with one that is given."""
+    """Return `quantize` to each format; NVFP4 once with a computed global scale, for which x is read twice, and once
+    with a given one."""
     sides = []
     for format in formats:
         out = quantize(x, format, axis=axis)
@@ -72,7 +75,7 @@ def quantize_sides(x: DeviceArray, y: DeviceArray, formats: Sequence[str], axis:
 
 
 def dequantize_sides(x: DeviceArray, y: DeviceArray, formats: Sequence[str], axis: int) -> list[Side]:
-    """`dequantize` of each format to y's dtype, all into y."""
+    """Return `dequantize` of each format to y's dtype, all into y."""
     return [_prepared_side(format, None, dequantize, quantize(x, format, axis=axis), out=y) for format in formats]
 
 
@@ -88,14 +91,14 @@ def quantizer_rows(
     l2: Sequence[str] = (),
     repeat: int = REPEAT,
 ) -> list[dict[str, Any]]:
-    """Time "quantize" or "dequantize" on the current GPU machine; a row for each format, dtype, shape and state of the
-    L2.
+    """Time "quantize" or "dequantize" on the current GPU machine; one row for each format, dtype, shape and state of
+    the L2.
 
     Empty choices mean all: the formats, DTYPES, SHAPES ([rows, cols]), the states of the L2 ("warm", "flushed"). All
     sides of a dtype and shape, and a copy of x [rows, cols] on the device, are timed in turns; the rows named "copy"
-    are the copy's own. Fields: operation, format, global_scale ("computed", "given" or None), dtype, shape, axis, l2,
-    bytes, milliseconds (median), fastest, slowest, repeat, gb_per_s, copy_gb_per_s, share_of_copy. ArgumentError for
-    what `quantize` refuses; MachineError on the emulator.
+    are those of the copy. Fields: operation, format, global_scale ("computed", "given" or None), dtype, shape, axis,
+    l2, bytes, milliseconds (median), fastest, slowest, repeat, gb_per_s, copy_gb_per_s, share_of_copy. ArgumentError
+    for arguments that `quantize` refuses; MachineError on the emulator.
     """
     what = f"bench {operation}"
     backend = gpu(what)
@@ -130,7 +133,7 @@ def quantizer_rows(
 
 
 def _copy_side(x: DeviceArray, y: DeviceArray) -> Side:
-    """The driver's copy of x to y."""
+    """Return the driver's copy of x to y."""
     return Side(COPY, None, copy_call(x, y), 2 * x.nbytes)
 
 
@@ -143,13 +146,13 @@ def _size(row: dict[str, Any]) -> str:
 
 
 def quantizer_report(operation: str, **choices) -> dict[str, Any]:
-    """`quantizer_rows` and what they belong to: operation, machine, rows."""
+    """Return `quantizer_rows` and their machine: operation, machine, rows."""
     rows = quantizer_rows(operation, **choices)
     return {"operation": operation, "machine": about(gpu(f"bench {operation}")), "rows": rows}
 
 
 def quantizer_table(report: dict[str, Any]) -> Iterator[str]:
-    """A report for a terminal."""
+    """Format a report for a terminal."""
     rows = report["rows"]
     yield f"{report['operation']} along axis {rows[0]['axis']} on {title(report['machine'])}"
     yield f"medians of {rows[0]['repeat']}, all rows of a shape and dtype in turns; GB/s of bytes read and written"
@@ -172,7 +175,7 @@ def quantizer_table(report: dict[str, Any]) -> Iterator[str]:
 
 
 def draw_quantizers(path: Path, report: dict[str, Any]) -> None:
-    """A report as a picture: shares of the copy by format and dtype; a panel for each shape and state of the L2."""
+    """Draw a report: shares of the copy's speed by format and dtype; a panel for each shape and state of the L2."""
     rows = [row for row in report["rows"] if row["format"] != COPY]
     sizes, states, dtypes, labels = (
         list(dict.fromkeys(values))

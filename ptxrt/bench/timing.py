@@ -1,6 +1,6 @@
-"""Times of calls in turns, so that all sides of a comparison meet the same machine in the same state.
+"""Times of alternating calls, so that all sides of a comparison run on the machine in the same state.
 
-The device's by `Clock`, between two events; the host's by `turns`.
+`Clock` measures device time between two events; `turns` measures host time.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ Name = TypeVar("Name", bound=Hashable)
 
 REPEAT = 20
 WARM_UP = 3
-# What the L2 cache holds when a call begins: what the same call just before left there, or nothing of it.
+# The state of the L2 cache when a call begins: warm from the same call, or flushed.
 WARM, FLUSHED = "warm", "flushed"
 L2_STATES = (WARM, FLUSHED)
-# Four caches' worth is read to flush one, for the cache need not evict what was used longest ago.
+# To flush the cache, four times its size is read, because it need not evict the oldest lines.
 FLUSH_CACHES = 4
-# How long the device is kept busy while the host gets ahead: longer than any call takes to be launched.
+# How long the device is kept busy while the host enqueues work: longer than any call takes to be launched.
 BUSY_MILLISECONDS = 1.0
 
 
 def gpu(what: str) -> Backend:
-    """The current machine, which must be a GPU; MachineError that says so otherwise."""
+    """Return the current machine; MachineError if it is not a GPU."""
     backend = current()
     if not backend.is_cuda:
         raise MachineError(
@@ -47,7 +47,7 @@ def gpu(what: str) -> Backend:
 
 
 def about(backend: Backend) -> dict[str, Any]:
-    """What a table's figures belong to: machine, card, device, target, multiprocessors, l2_bytes."""
+    """Return a description of the machine: machine, card, device, target, multiprocessors, l2_bytes."""
     device = backend.device
     return {
         **{"machine": backend.name, "card": device.name, "device": device.ordinal, "target": device.target},
@@ -59,7 +59,7 @@ def about(backend: Backend) -> dict[str, Any]:
 
 
 def title(machine: Mapping[str, Any]) -> str:
-    """`about` in words."""
+    """Return `about` in words."""
     number = f" (device {machine['device']})" if machine["device"] else ""
     cache = f"L2 of {machine['l2_bytes'] / 2**20:g} MiB"
     return (
@@ -69,14 +69,14 @@ def title(machine: Mapping[str, Any]) -> str:
 
 
 def checked_repeat(what: str, repeat: int) -> int:
-    """How often each call is timed; ArgumentError below 1."""
+    """Return the number of repetitions; ArgumentError below 1."""
     if repeat < 1:
         raise ArgumentError(f"{what}: each call would be timed {repeat} times; pass a number from 1 on")
     return repeat
 
 
 def checked_states(what: str, states: Iterable[str]) -> tuple[str, ...]:
-    """States of the L2 cache; ArgumentError for others."""
+    """Return states of the L2 cache; ArgumentError for others."""
     states = tuple(states)
     unknown = [state for state in states if state not in L2_STATES]
     if unknown:
@@ -85,7 +85,7 @@ def checked_states(what: str, states: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_fits(what: str, nbytes: int, backend: Backend) -> None:
-    """ArgumentError where arrays of that many bytes do not fit the device, before the host makes them."""
+    """Raise ArgumentError if arrays of `nbytes` bytes do not fit on the device, before the host makes them."""
     free = backend.memory_info().free
     if nbytes > free:
         sizes = f"the arrays take {nbytes / 2**30:.1f} GiB, {backend.describe()} has {free / 2**30:.1f} GiB free"
@@ -94,13 +94,13 @@ def check_fits(what: str, nbytes: int, backend: Backend) -> None:
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds of the single repetitions."""
+    """The milliseconds of each repetition."""
 
     samples: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The middle sample, in milliseconds."""
+        """The median sample, in milliseconds."""
         return median(self.samples)
 
     @property
@@ -109,7 +109,7 @@ class Times:
         return f"{min(self.samples):.4f}..{max(self.samples):.4f}"
 
     def fields(self) -> dict[str, Any]:
-        """For a row of a table: milliseconds (the median), fastest, slowest, repeat."""
+        """Return the fields of a table row: milliseconds (the median), fastest, slowest, repeat."""
         return {
             "milliseconds": self.median,
             "fastest": min(self.samples),
@@ -119,9 +119,9 @@ class Times:
 
 
 class Clock:
-    """Times of calls on one stream of a GPU machine, all launches of a call included, the host's part of it not.
+    """Device times of calls on one stream of a GPU, with all launches of a call and without host time.
 
-    stream: the one that all calls use: a Stream, an integer handle or an object with `__cuda_stream__`; None is the
+    stream: the stream that all calls use: a Stream, an integer handle or an object with `__cuda_stream__`; None is the
     library's own. repeat: samples of each call.
     """
 
@@ -139,25 +139,25 @@ class Clock:
         )
         self._large = fill_f32(x=large, value=1.0, count=large.size)
         self._partial = amax(large, blocks=4 * self.backend.attribute("MULTIPROCESSOR_COUNT"))
-        self.backend.finish()  # what follows may be on another stream
+        self.backend.finish()  # later work may be on another stream
         self._steps = 4096
         spent = self._time(self.keep_busy)
         self._steps = max(int(self._steps * BUSY_MILLISECONDS / max(spent, 1e-3)), 1)
 
     def keep_busy(self) -> None:
-        """About a millisecond of one block on registers alone: the host is ahead by then, and the caches stay as they
-        are.
+        """Keep one block busy in registers for about a millisecond, so that the host gets ahead and the caches do not
+        change.
         """
         mma_rate_bf16(*self._operands, c=self._sums, blocks=1, steps=self._steps, stream=self.stream)
 
     def flush(self) -> None:
-        """Read a large buffer. It leaves nothing in the cache that must be written back first, as writing one would."""
+        """Flush the L2 by reading a large buffer. Unlike writing, this leaves no dirty lines."""
         amax(self._large, partial=self._partial, blocks=self._partial.size, stream=self.stream)
 
     def times(self, calls: Mapping[Name, Callable[[], Any]], l2: str = WARM) -> dict[Name, Times]:
-        """Times of each call by name; the sides alternate call by call.
+        """Return the times of each call by name; the sides alternate call by call.
 
-        l2: "warm": the same call has just run; "flushed": a buffer of four times the L2's size was read before.
+        l2: "warm": the same call has just run. "flushed": a buffer of four times the L2's size has been read.
         """
         (l2,) = checked_states("Clock.times", [l2])
         samples: dict[Name, list[float]] = {name: [] for name in calls}
@@ -174,7 +174,7 @@ class Clock:
         return {name: Times(tuple(values)) for name, values in samples.items()}
 
     def _time(self, call: Callable[[], Any]) -> float:
-        """Milliseconds between two events around a call."""
+        """Return the milliseconds between two events around a call."""
         self._start.record(self.stream)
         call()
         self._stop.record(self.stream)
@@ -182,7 +182,7 @@ class Clock:
 
 
 def copy_call(x: DeviceArray, y: DeviceArray) -> Callable[[], Any]:
-    """A call that copies x to y on the device by the driver: what a kernel that only moves memory is held against."""
+    """Return a driver copy of x to y on the device: the reference for kernels that only move memory."""
     backend = x.backend
     return lambda: backend.copy(y.address, backend, x.address, x.nbytes, backend.own_queue)
 
@@ -190,10 +190,10 @@ def copy_call(x: DeviceArray, y: DeviceArray) -> Callable[[], Any]:
 def turns(
     sides: Mapping[str, Callable[[], Any]], calls: int, rounds: int, settle: Callable[[], Any]
 ) -> dict[str, list[float]]:
-    """Microseconds of the host for one call of each side, by round: every side calls `calls` times, then it is
-    another's turn.
+    """Return the host microseconds of one call of each side, by round; in a round each side makes `calls` calls in
+    turn.
 
-    settle: called between turns, outside of the time; it waits until the device has nothing left to do.
+    settle: called between turns, outside of the measured time; it waits until the device is idle.
     """
     samples: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(-2, rounds):

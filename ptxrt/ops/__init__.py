@@ -1,4 +1,4 @@
-"""Every kernel's declaration and reference, and the friendly functions made of them.
+"""Declarations and references of all kernels, and the public functions that launch them.
 
 Importing this package imports every file in it, which fills `ptxrt.kernel.REGISTRY`.
 """

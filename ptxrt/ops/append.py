@@ -7,10 +7,10 @@ from ..declaration import In, InOut, Scalar, loose, strided, unaligned
 from ..formats import bf16, f16, f32, i32, i64
 from ..kernel import Kernel, kernel
 
-# The claim of a free slot: above every token. Its bits are those of the largest float32.
+# The claim of a free slot. It is above every token number; its bits are those of the largest float32.
 UNCLAIMED = 0x7F7FFFFF
 
-# The arguments of what is appended, by type: each has a copy of the kernel's code.
+# The names of the argument x, one for each input type. An entry contains the code once for each.
 _TYPES = ("x_bf16", "x_f16", "x_f32")
 
 _APPEND = """Write the rows of tokens, {what}, to their slots in pages.
@@ -21,7 +21,7 @@ release: whether the slots' claims become 0x7f7fffff again, as `claim_slots` wan
 
 
 def written_rows(slots, claims) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens that are written, and their slots."""
+    """The tokens that own their slots, and those slots."""
     tokens = np.array([i for i, slot in enumerate(slots) if 0 <= slot < len(claims) and claims[slot] == i], np.int64)
     return tokens, np.asarray(slots)[tokens].astype(np.int64)
 
@@ -38,17 +38,18 @@ def _slots(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     draw=dict(slots=_slots, claims=lambda rng, member, shape, axes: np.full(shape, UNCLAIMED, np.int32)),
 )
 def claim_slots(slots: In[i64, "tokens", unaligned], claims: InOut[i32, "count"]):
-    """Lower claims[slots[i]] to i for every token i whose slot is one of `count`: the first token of a slot has it
-    then.
+    """Lower claims[slots[i]] to i for every token i with 0 <= slots[i] < count, so that the first token of a slot owns
+    it.
 
-    Slots that are negative or past the end are skipped. claims are 0x7f7fffff before."""
+    Tokens whose slot is negative or past the end are skipped. All claims must be 0x7f7fffff before the call."""
     for token, slot in enumerate(slots):
         if 0 <= slot < len(claims):
             claims[slot] = min(claims[slot], token)
 
 
 def own_slots(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of slots: most tokens have one of their own."""
+    """Examples of slots: four of five tokens have a slot of their own, which may be past the end; the
+    others have -1."""
     return np.where(
         np.arange(shape[0]) % 5 == 3, -1, rng.permutation(np.arange(max(shape[0], axes["count"])))[: shape[0]]
     ).astype(np.int64)
@@ -65,7 +66,7 @@ def named_claims(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
 
 
 def _finish(slots, claims, release, x_bf16, x_f16, x_f32, mean, global_scale, divides, put) -> None:
-    """Write the rows of the tokens that have their slots by put(pages, rows in pages, values)."""
+    """Write the rows of the tokens that own their slots by put(slots, values), values [written tokens, heads, dim]."""
     tokens, places = written_rows(slots, claims)
     x = next(x for x in (x_bf16, x_f16, x_f32) if x is not None).astype(np.float32)[tokens]
     if mean is not None:
@@ -78,7 +79,7 @@ def _finish(slots, claims, release, x_bf16, x_f16, x_f32, mean, global_scale, di
 
 
 def _declared(name: str, text: str, body, sizes: dict, cases: list) -> Kernel:
-    """Declare a body as the kernel that appends in a format."""
+    """Declare a body as the kernel `append_NAME`."""
     body.__name__ = body.__qualname__ = f"append_{name}"
     body.__doc__ = text
     common = dict(tokens=9, heads=3, pages=5, page=7, count=35)

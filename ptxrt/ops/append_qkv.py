@@ -1,4 +1,4 @@
-"""`append_qkv`: from the projection of an attention layer to queries and a cache, in one launch for all of it."""
+"""`append_qkv`: turn the projection of an attention layer into queries and rows of a cache, in one launch."""
 
 from __future__ import annotations
 
@@ -105,34 +105,34 @@ def append_qkv(
     q_global: Number | Array | None = None,
     stream: StreamLike = None,
 ) -> Any:
-    """Norm and rotate the queries and keys of T tokens, write keys and values to a cache, and give the queries.
+    """Normalize and rotate the queries and keys of T tokens, write keys and values to a cache, and return the queries.
 
-    Every step has the bytes of the function that does it alone, in turn: `rmsnorm`, `rope`, `cache.append`, and for q
-    `quantize` along the heads with the rule of `quantize_operand`. NumPy arrays give NumPy results. Device arrays stay
-    on the device and are not looked at; the call does not wait. It is one launch, and one that finds tokens of one slot
-    where there are several tokens. Kernels: `append_qkv`, `claim_slots`.
+    The result has the bytes of these functions called in turn: `rmsnorm`, `rope`, `cache.append`, and for q `quantize`
+    along the heads with the rule of `quantize_operand`. NumPy arrays give NumPy results. Device arrays stay on the
+    device, their values are not checked, and the call does not wait. It takes one launch, and for more than one token a
+    second that finds tokens with the same slot. Kernels: `append_qkv`, `claim_slots`.
 
     Args:
-        qkv: float32, float16 or bfloat16 [T, (H + Hkv) D + Hkv Dv] as one projection gives it, queries first, then
-            keys, then values; or (q, k, v), each [T, heads, dim] or [T, heads dim], on any strides.
+        qkv: float32, float16 or bfloat16 [T, (H + Hkv) D + Hkv Dv] from one projection: queries, then keys, then
+            values; or (q, k, v), each [T, heads, dim] or [T, heads dim], on any strides.
         cache: The cache of keys and values, with Hkv heads.
-        slots: One for each token, int64 on a device, as of `KVCache.append`. A token whose slot is negative is padding:
-            its query is given, nothing is written.
-        positions: One for each token, int32 on a device, as of `rope`.
-        table: As of `rope`.
+        slots: One for each token, int64 on a device, as in `KVCache.append`. A token with a negative slot is padding:
+            its query is computed, its key and value are not written.
+        positions: One for each token, int32 on a device, as in `rope`.
+        table: As in `rope`.
         heads: H, a multiple of the cache's heads.
-        style: As of `rope`.
-        first: As of `rope`.
-        q_weight: Floats [D] of a norm over each head of q, as of `rmsnorm`; None is no norm.
-        k_weight: The same of k.
-        eps: Of both norms.
-        q_format: None gives q [T, H, D] in the type of qkv; "mxfp8", "mxfp4" or "nvfp4" an Operand of role "q" and
-            shape [1, H, T, D] for `attention`.
-        q_global: Of nvfp4: the global scale; None is 1.
-        stream: Of the device; None is the library's own.
+        style: As in `rope`.
+        first: As in `rope`.
+        q_weight: Floats [D], the weight of a norm over each head of q, as in `rmsnorm`; None means no norm.
+        k_weight: The same for k.
+        eps: The eps of both norms.
+        q_format: None gives q [T, H, D] in the type of qkv; "mxfp8", "mxfp4" or "nvfp4" gives an Operand of role "q"
+            and shape [1, H, T, D] for `attention`.
+        q_global: The global scale of nvfp4; None is 1.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     if not isinstance(cache, KVCache):
         raise ArgumentError(f"{_NAME}: cache is a {type(cache).__name__}; pass a ptxrt.KVCache")
@@ -192,7 +192,8 @@ def append_qkv(
 
 
 def _parts(qkv, cache: KVCache, heads: int) -> dict[str, Any]:
-    """Return q, k and v, each [tokens, heads, dim]; ArgumentError for other shapes, several types or several places."""
+    """Return q, k and v, each [tokens, heads, dim]; ArgumentError for other shapes, differing types, or a mix of host
+    and device arrays."""
     sizes = dict(q=(heads, cache.dim), k=(cache.heads, cache.dim), v=(cache.heads, cache.dim_v))
     widths = {name: math.prod(size) for name, size in sizes.items()}
     total = sum(widths.values())
@@ -223,7 +224,7 @@ def _parts(qkv, cache: KVCache, heads: int) -> dict[str, Any]:
 
 
 def _checked_slots(slots, tokens: int):
-    """Slots as int64."""
+    """Return slots as int64 [tokens]; ArgumentError for others."""
     (slots,) = as_arrays(_NAME, slots=slots)
     if isinstance(slots, np.ndarray) and slots.dtype.kind in "iu":
         slots = slots.astype(np.int64)
@@ -245,7 +246,7 @@ def _cache_options(cache: KVCache) -> dict[str, Any]:
 
 
 def _operand(place: Place, codes, scales, level, ending, shape: tuple[int, ...]) -> Operand:
-    """Quantized rows of heads of tokens as queries [1, H, T, D]."""
+    """Return quantized rows [T H, bytes] as an Operand of queries [1, H, T, D]."""
     tokens, heads, dim = shape
     codes, scales = (x.reshape(1, tokens, heads, x.shape[1]).transpose(0, 2, 1, 3) for x in (codes, scales))
     level = None if level is None else level.reshape(())

@@ -1,4 +1,5 @@
-"""The declaration of the kernel between the projection of an attention layer and its cache."""
+"""The declaration of the kernel that follows the projection of an attention layer: norms, rotation, and writes to a
+cache."""
 
 import math
 
@@ -14,12 +15,13 @@ from .gemm_kernels import example_levels
 from .produce_kernels import SHARE, THREADS
 from .rotation_kernels import example_positions, turned
 
-# Formats of caches, in the order of the scalar `holds`.
+# Formats of caches, indexed by the scalar `holds`.
 CACHE_FORMATS = ("bf16", "f16", "mxfp8", "mxfp4", "nvfp4")
 
 
 def qkv_blocks(tokens: int, rows: int, dim: int) -> int:
-    """Blocks of threads for tokens of so many rows: each has as many whole tokens as its lanes can hold, or one."""
+    """Blocks of threads for `tokens` of `rows` rows each: a block takes as many whole tokens as its lanes hold, at
+    least one."""
     lanes = 2
     while 2 * lanes * SHARE < dim:
         lanes *= 2
@@ -27,7 +29,7 @@ def qkv_blocks(tokens: int, rows: int, dim: int) -> int:
 
 
 def _powers(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of rows: a power of two with the signs in turn, so that norms are exact."""
+    """Examples of rows: one power of two with alternating signs, so that norms are exact."""
     signs = 1 - 2 * (np.arange(shape[-1]) % 2)
     return (signs * np.exp2(rng.integers(-2, 3, (*shape[:-1], 1)))).astype(member.dtype)
 
@@ -119,15 +121,17 @@ def append_qkv(
     ending: Scalar[i32, 0, 1, 2, 3] = 0,
     rule: Scalar[i32, 0, 1, 2, 3] = 0,
 ):
-    """Norm and turn the queries and keys of tokens; give the queries, write keys and values to their slots in pages.
+    """Normalize and rotate the queries and keys of tokens; store the queries, write keys and values to their slots in
+    pages.
 
-    Rows of q under q_weight and of k under k_weight are normed as by `norm_rows` with `eps` and rounded to their type,
-    those without a weight are not; then turned as by `rope_rows` and rounded to their type. q becomes `out`, or codes
-    and scales: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global` (1 where it is missing), by the rule of that number.
-    k and v are written as by the kernels `append_NAME`: holds 0 bf16, 1 f16, 2 mxfp8, 3 mxfp4, 4 nvfp4; their rules,
-    global scales and the mean that keys lose are those of these kernels. Tokens whose slot is negative or past the end
-    are not written, nor are those that claims[slot] does not name; their queries are given all the same. The claims of
-    the written slots become 0x7f7fffff again. Without claims no slot has two tokens.
+    Rows of q, if q_weight is given, and of k, if k_weight is given, are normalized as by `norm_rows` with `eps` and
+    rounded to their type. Then they are rotated as by `rope_rows` and rounded to their type. q is stored in `out`, or
+    as codes and scales: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global` (1 if missing), with the scale rule of that
+    number. k and v are written as by the kernels `append_NAME`: holds 0 bf16, 1 f16, 2 mxfp8, 3 mxfp4, 4 nvfp4. k_rule,
+    v_rule, k_global, v_global and k_mean, which is subtracted from keys, mean the same as in these kernels.
+    Tokens are not written if their slot is negative or past the end, or if claims[slot] is not their number; their
+    queries are still stored. The claims of written slots are set back to 0x7f7fffff. Without claims no two tokens may
+    have the same slot.
     """
     rounds = lambda y: y.astype(np.float32).astype(q.dtype).astype(np.float64)
 

@@ -1,4 +1,4 @@
-"""Attention for callers: `attention`, `merge`, and `exact_attention`, which computes the same in float64."""
+"""The public functions of attention: `attention`, `merge`, and `exact_attention`, a float64 reference on the host."""
 
 from __future__ import annotations
 
@@ -122,52 +122,55 @@ def attention(
 ):
     """Compute softmax(scale Q K^T) V for q [B, H, Sq, D], k [B, Hkv, Sk, D] and v [B, Hkv, Sk, Dv].
 
-    H is a multiple of Hkv; heads h of q with the same h // (H / Hkv) share a head of k and v. D and Dv are up to 256.
-    Arrays are of any strides, on a device from 0 on. Results do not depend on the rest of the batch: each item's are
-    those of a call of its own, bit for bit. A row that sees no key gives 0, and an lse of -inf (or its sink). A NaN in
-    a row of Q, in a key that it sees or in its sink makes the row NaN. NumPy arrays give NumPy results. With any device
-    array results stay on the device; the call does not wait.
+    H is a multiple of Hkv: head h of q uses head h // (H / Hkv) of k and v. D and Dv are up to 256. Arrays may have any
+    strides; on a device none below 0. The result of each batch item is bit for bit that of a call with this item alone.
+    A row without visible keys gives 0 and an lse of -inf (or its sink). A NaN in a row of Q, in a key that the row
+    sees, or in its sink makes the row NaN. If all arrays are NumPy arrays, results are NumPy arrays. If any is a device
+    array, results stay on the device and the call does not wait.
 
     Args:
         q: float32, float16 or bfloat16, or an `Operand`.
-        k: The same.
-        v: The same.
+        k: As q.
+        v: As q.
         qk: The format of Q and K: "bf16", "f16", "mxfp8", "mxfp4" or "nvfp4". None is "f16" if q, k and v all are
             float16, else "bf16". Arrays of another type are rounded, or quantized as `quantize_operand` does.
-        pv: The format of P and V; None is qk's. Block formats mix as "mxfp4" or "nvfp4" with "mxfp8", and "mxfp8" or
+        pv: The format of P and V; None is qk's. Mixed pairs (qk, pv): "mxfp4" or "nvfp4" with "mxfp8"; "mxfp8" or
             "nvfp4" with "bf16".
-        quantize: "in_kernel", with qk="mxfp4" and pv="bf16": Q and K are quantized as they are loaded.
+        quantize: "in_kernel", with qk="mxfp4" and pv="bf16": the kernel quantizes Q and K as it loads them. None
+            quantizes arrays in separate launches.
         causal: Query i sees key j where j <= i + Sk - Sq.
-        window: (left, right), whole numbers from 0 on or None for open: i sees j where -left <= j - (i + Sk - Sq) <=
-            right. With `causal`, right is 0.
+        window: (left, right), each a whole number from 0 on, or None for no limit: query i sees key j where -left <= j
+            - (i + Sk - Sq) <= right. With `causal`, right is 0.
         scale: A finite number; None is 1 / sqrt(D).
-        softcap: Above 0, scores become softcap tanh(score / softcap).
-        mask: bool (False hides a key) or float (added to the scores), broadcast to [B, H, Sq, Sk].
-        sinks: [H], one logit for each head that joins the denominator alone.
-        key_lengths: [B] whole numbers: Sk of each item. Checked on the host; int32 and not looked at on a device.
-        cu_seqlens_q: Packed sequences, B = 1: sequence i is rows cu[i] to cu[i + 1]; N + 1 whole numbers from 0 to the
-            whole length. Sq and Sk are then those of the sequence; masks have the whole lengths. Checked as key_lengths
-            are. Block formats quantize each sequence by itself.
-        cu_seqlens_k: The same of keys. Operands quantized before have this cu_seqlens.
-        smooth_k: Of block formats, whether keys are quantized less their mean, which softmax does not see. softcap,
-            sinks, lse and row_max are of the scores as they were. "auto" does so for 4-bit qk.
-        smooth_q: Of block formats, whether queries are quantized less the mean of each 64 of a head, whose scores the
-            kernel adds. It costs speed, and Sq Sk / 16 bytes a head (of packed sequences, of the whole lengths).
-            Operands stay as they were quantized.
-        return_lse: Whether the natural logarithm of each row's denominator is returned, too, float32 [B, H, Sq].
-        normalize: False returns (out, row_max, row_sum), all float32, for `merge`: out / row_sum is the output, the
+        softcap: If above 0, scores become softcap tanh(score / softcap).
+        mask: bool (False hides a key) or float (added to the scores), broadcastable to [B, H, Sq, Sk].
+        sinks: [H], one logit for each head. Its exponential is added to the denominator of the softmax.
+        key_lengths: [B] whole numbers: Sk of each item. Host values are checked. A device array is int32, and its
+            values are not checked.
+        cu_seqlens_q: Packed sequences, with B = 1: sequence i is rows cu[i] to cu[i + 1] of q. It has N + 1 whole
+            numbers that rise from 0 to the length of q, and is checked as key_lengths is. Sq and Sk are then those of
+            the sequence; masks cover all rows and keys. Block formats quantize each sequence separately.
+        cu_seqlens_k: The same for keys. Operands must have been quantized with this cu_seqlens.
+        smooth_k: In block formats, whether the mean of the keys is subtracted before they are quantized. This does not
+            change the softmax. softcap, sinks, lse and row_max apply to the original scores. "auto" smooths for 4-bit
+            qk.
+        smooth_q: In block formats, whether the mean of each block of 64 queries of a head is subtracted before they are
+            quantized. The kernel adds the scores of the means. This takes time, and Sq Sk / 16 bytes a head (for packed
+            sequences of their whole lengths). Operands are used as they were quantized.
+        return_lse: Whether to return also the natural logarithm of each row's denominator, float32 [B, H, Sq].
+        normalize: False returns (out, row_max, row_sum), all float32, for `merge`: the output is out / row_sum, the
             denominator is 2**row_max row_sum, and row_max is a whole number.
-        layout: "bhsd", or "bshd", where H and S change places.
-        out_dtype: float32, float16 or bfloat16. None is q's; bfloat16 where q is an Operand, or where a format has no
+        layout: "bhsd", or "bshd" for arrays with the axes H and S swapped.
+        out_dtype: float32, float16 or bfloat16. None is q's type, or bfloat16 if q is an Operand or the kernel has no
             output of q's type.
         out: An array of the output's shape to write to; its dtype replaces `out_dtype`.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Returns:
-        The output [B, H, Sq, Dv], or a tuple with what `return_lse` or `normalize` adds.
+        The output [B, H, Sq, Dv]; a tuple with `return_lse` or `normalize=False`.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     call = attention_call(
         ATTENTION,
@@ -199,7 +202,7 @@ def attention(
 
 
 def call_of(*arguments, **options) -> Call:
-    """Describe a call of `attention`, given all arguments but `stream`; nothing is uploaded or launched."""
+    """Describe a call of `attention` with all its arguments except `stream`; nothing is uploaded or launched."""
     bound = inspect.signature(attention).bind(*arguments, **options)
     bound.apply_defaults()
     del bound.arguments["stream"]
@@ -237,27 +240,28 @@ def merge(
     stream: StreamLike = ...,
 ) -> Any: ...
 def merge(outputs, lses=None, *, row_max=None, row_sum=None, out_dtype=np.float32, stream=None):
-    """Merge attention over segments of the keys: (output, lse) of all of them.
+    """Merge attention over segments of the keys into (output, lse) over all of them.
 
-    output is sum(exp(lse_i - lse) output_i) and lse = log(sum(exp(lse_i))); or, of what `normalize=False` returns,
-    sum(2**row_max_i output_i) / sum(2**row_max_i row_sum_i), and lse is the natural logarithm of that denominator. A
-    segment with an lse or a row_max of -inf counts nothing; rows that are so in all segments give 0 and -inf. In block
-    formats row_sum is of the weights as they are multiplied, an lse of the exact ones: segments merged by row_max and
-    row_sum equal one pass over all keys except for float32 sums, segments merged by lses within the rounding of the
+    From lses: lse = log(sum(exp(lse_i))) and output = sum(exp(lse_i - lse) output_i). From the results of
+    `normalize=False`: output = sum(2**row_max_i output_i) / sum(2**row_max_i row_sum_i), and lse is the natural
+    logarithm of that denominator. Segments with an lse or a row_max of -inf are skipped; rows for which all segments
+    are skipped give 0 and -inf.
+    In block formats row_sum adds the rounded weights, and lse the exact ones. Segments merged by row_max and row_sum
+    differ from one pass over all keys by float32 sums alone; segments merged by lses differ also by the rounding of the
     weights. Sums are float32, in a binary tree. NumPy arrays give NumPy results. Device arrays stay on the device; the
     call does not wait.
 
     Args:
-        outputs: A sequence of arrays [..., S, D], or one array with the segments in front; float32, float16 or
-            bfloat16.
-        lses: Their `return_lse` results [..., S], float32. Pass these, or row_max and row_sum.
-        row_max: The second result of `normalize=False`, float32 [..., S].
-        row_sum: The third.
-        out_dtype: Of output. lse is float32.
-        stream: Of the device; None is the library's own.
+        outputs: A sequence of arrays [..., S, D], or one array with the segments along its first axis; float32, float16
+            or bfloat16.
+        lses: The `return_lse` results [..., S] of the segments, float32. Pass these, or row_max and row_sum.
+        row_max: The second results of `normalize=False`, float32 [..., S].
+        row_sum: The third results of `normalize=False`, float32 [..., S].
+        out_dtype: The type of output. lse is float32.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     figures_given = {name: x for name, x in dict(lses=lses, row_max=row_max, row_sum=row_sum).items() if x is not None}
     if list(figures_given) not in (["lses"], ["row_max", "row_sum"]):
@@ -295,7 +299,7 @@ def merge(outputs, lses=None, *, row_max=None, row_sum=None, out_dtype=np.float3
     rows = (1,) * (4 - len(shape)) + shape[:-1]
     if shape[-1]:
         partial = _stacked([place.put(x).reshape(*rows, shape[-1]) for x in parts], place)
-    else:  # without columns there are an lse, and outputs of nothing
+    else:  # no columns: the merge still computes lse
         partial = place.put(np.zeros((len(parts), *rows, 1), np.float32))
     maxima, *sums = (
         _stacked([place.put(x).reshape(*rows, 1) for x in group], place).reshape(len(parts), *rows)
@@ -357,7 +361,7 @@ def exact_attention(
 
 
 def _segments(name: str, arrays) -> list:
-    """The arrays of a sequence, or of one array's first axis."""
+    """Return the segments as a list: the items of a sequence, or an array's items along its first axis."""
     if isinstance(arrays, (list, tuple)):
         segments = list(arrays)
     else:
@@ -372,14 +376,14 @@ def _segments(name: str, arrays) -> list:
 
 
 def _stacked(parts: Sequence[DeviceArray], place: Place) -> DeviceArray:
-    """Arrays of four axes one after the other, as float32."""
+    """Stack arrays of four axes along a new first axis, as float32."""
     stacked = place.empty((len(parts), *parts[0].shape), f32)
     for part, target in zip(parts, stacked):
         converted(part, f32, place, target)
     return stacked
 
 
-# (qk, pv, quantize) -> how it is computed. Another format is another object.
+# The implementations of `attention`, by (qk, pv, quantize). A new combination of formats is a new object here.
 _WAYS: tuple[AttentionWay, ...] = (
     FloatAttention(bf16),
     FloatAttention(f16),

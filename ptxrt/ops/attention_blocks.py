@@ -1,4 +1,5 @@
-"""The kernels of attention on block formats, declared from the table of those that are compiled, and their operands."""
+"""Declarations of the attention kernels for block formats, one for each compiled pair of formats, and of
+`mean_scores_NAME`."""
 
 import numpy as np
 
@@ -23,15 +24,17 @@ from .attention_kernels import (
 )
 from .smoothing import SMOOTH_QUERIES
 
-# Formats of Q and K, and of V.
+# (format of Q and K, format of V) of each kernel.
 FORMATS = (
     *(("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4")),
     *(("nvfp4", "mxfp8"), ("mxfp4", "mxfp8"), ("nvfp4", "bf16"), ("mxfp4", "bf16"), ("mxfp8", "bf16")),
 )
-# How far a row's stored maximum lies below that of its scores, so that weights use their format's range from its top.
+# By the format of V: row_max is this many steps of log2 below the largest score, so that weights reach the top of their
+# format's range.
 HEADROOM = {"mxfp8": 8, "mxfp4": 0, "nvfp4": 11, "bf16": 0}
 
-# Formats -> the head dimensions of Q and K, and of V, that attention is compiled for: those of 16 bits that tiles have.
+# (format of Q and K, format of V) -> compiled head dimensions (of Q and K, of V): those of 16-bit attention that tiles
+# support.
 DIMS = {
     (qk, pv): tuple((dim, dim_v) for dim, dim_v in HEAD_DIMS if dim in TILE_DIMS[qk] and dim_v in TILE_DIMS[pv])
     for qk, pv in FORMATS
@@ -57,8 +60,8 @@ _WEIGHTS = {
     "nvfp4": "e2m1 with a ue4m3 scale for 16 keys, whose largest becomes 6",
     "bf16": "bf16",
 }
-# Relative to weights that are not rounded, of normal scores: measured are two thirds of these. In bf16 a weight that
-# outweighs all others may be 2^-8 off.
+# By the format of V: the relative L2 error against unrounded weights, for normal scores. Measured errors are two thirds
+# of these. In bf16 a weight that outweighs all others may be off by 2^-8.
 _ROUNDING = {"mxfp8": 0.04, "mxfp4": 0.25, "nvfp4": 0.13, "bf16": 6e-3}
 
 
@@ -67,11 +70,11 @@ def _normal(rng: np.random.Generator, *shape) -> np.ndarray:
 
 
 def _operands(qk: str, pv: str) -> dict:
-    """How examples of each operand are drawn."""
+    """Functions that draw examples, by operand."""
     block = BLOCK_FORMATS[qk]
 
     def codes(rng, member, shape, axes):
-        # Of values up to about 2; scales that are drawn beside them take their size back.
+        # Codes of normal values. Their own scales are dropped: `scales` draws others.
         return block.encode(
             _normal(rng, *shape[:-1], shape[-1] * 8 // block.bits), *([1.0] if block.two_level else [])
         )[0]
@@ -99,7 +102,7 @@ def _operands(qk: str, pv: str) -> dict:
 
 
 def _derived(qk: str, pv: str) -> dict:
-    """`dim` and `dim_v` from the bytes of a tile, and what must agree with them."""
+    """Derived axes: `dim` and `dim_v` from the bytes of a tile and back, and the numbers of blocks and tiles."""
     block = BLOCK_FORMATS[qk]
 
     def of_tiles(format, role, axis):
@@ -226,11 +229,11 @@ def _cases(qk: str, pv: str) -> list[dict]:
             exact_sum=True,
         ),
         case(heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **smoothed, **PARTIAL, exact_sum=True),
-        # Tiles of smoothed queries without masks; more heads to a group than a stage has room for the scores of.
+        # Smoothed queries without masks; a group with more heads than a stage has room for mean scores.
         case(group=2, queries=70, keys=200, out_f32=True, mean_scores=True),
         case(group=20, queries=4, keys=140, out_bf16=True, mean_scores=True),
         case(queries=1, keys=1, out_bf16=True, lse=True),
-        case(queries=1, keys=400, out_bf16=True),  # every stage is filled again
+        case(queries=1, keys=400, out_bf16=True),  # all stages are refilled
     ]
 
 
@@ -329,7 +332,7 @@ def _declare(qk: str, pv: str) -> Kernel:
 
 
 def _mean_scores(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of block means that contribute much to scores."""
+    """Examples of mean scores that change the scores noticeably."""
     return np.float32(np.sqrt(axes["dim"])) * _normal(rng, *shape)
 
 

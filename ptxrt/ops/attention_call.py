@@ -1,4 +1,4 @@
-"""Calls of `attention`: their arguments, checked against each other before anything is uploaded."""
+"""`Call`: the arguments of `attention`, checked against each other before anything is uploaded."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     Array = np.ndarray | DeviceArray
 
 
-# Kernels divide by the cap. Smaller caps give the same as this one: the softmax sees all scores as 0.
+# Kernels divide by the soft cap. Smaller caps are raised to this one: the scores stay so near 0 that the softmax does
+# not change.
 _LEAST_SOFTCAP = 2.0**-100
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of `attention` whose arguments fit each other. q, k, v and out are in the order [batch, heads, length,
-    dim].
+    """A checked call of `attention`. q, k, v and out have the axes [batch, heads, length, dim].
 
-    smooth_k: whether keys are multiplied less their mean. smooth_q: whether queries are multiplied less the means of
-    their blocks. callers_out: the array that the caller passed as out, which is returned. sequences: starts and ends of
-    rows and keys, by the kernel's names. cu_seqlens_q, cu_seqlens_k: where packed sequences of queries and of keys
-    begin and end, or None.
+    smooth_k: whether the mean of the keys is subtracted before they are multiplied. smooth_q: whether the means of
+    blocks of 64 queries are subtracted before they are multiplied. callers_out: the array that the caller passed as
+    out, in the caller's layout; it is returned. sequences: starts and ends of rows and keys, by the kernel's argument
+    names. cu_seqlens_q, cu_seqlens_k: bounds of packed sequences of queries and of keys, or None.
     """
 
     way: AttentionWay
@@ -62,7 +62,7 @@ class Call:
 
     @property
     def group(self) -> int:
-        """Heads of q for each of k and v."""
+        """Heads of q for each head of k and v."""
         return self.q.shape[1] // max(self.k.shape[1], 1)
 
     @property
@@ -108,7 +108,7 @@ def attention_call(
     out_dtype,
     out,
 ) -> Call:
-    """Check the arguments of `attention`, all of them given. ways: the implementations of `attention`, by formats."""
+    """Check the arguments of `attention`. ways: the implementations of `attention`, by (qk, pv, quantize)."""
     if qk is None:
         q, k, v = (
             x if isinstance(x, Packed) else as_arrays("attention", **{name: x})[0] for name, x in zip("qkv", (q, k, v))
@@ -187,7 +187,7 @@ def attention_call(
 
 
 def _way(ways, qk, pv, quantize):
-    """Return the implementation for a choice of formats; ArgumentError with the nearest choice if there is none."""
+    """Return the implementation for formats; ArgumentError with the nearest formats if there is none."""
     asked = (qk, qk if pv is None else pv, quantize)
     words = all(isinstance(word, (str, type(None))) for word in asked)
     if words and asked in ways:
@@ -198,20 +198,20 @@ def _way(ways, qk, pv, quantize):
 
 
 def _usual_output(way, q) -> Format:
-    """Return the default type of results: q's; bfloat16 if q is an operand or the kernel does not write q's type."""
+    """Return the default type of results: q's, or bfloat16 if q is an operand or the kernel cannot write q's type."""
     member = None if isinstance(q, Operand) else format_of(q.dtype)
     return member if member in way.outputs else bf16
 
 
 def _likeness(known, asked) -> float:
-    """Return how much of the intended word was written: 1 for all of it, else less."""
+    """Return the similarity of a known and a given word: 1 if they are equal, else less."""
     if isinstance(known, str) and isinstance(asked, str):
         return 1.0 if known == asked else 0.9 * SequenceMatcher(None, known, asked.lower()).ratio()
     return float(known is None and asked is None)
 
 
 def _check_lacks(ways, way, options: list[str]) -> None:
-    """Raise ArgumentError for an option that the kernel lacks, naming the first implementation that has it."""
+    """Raise ArgumentError for an option that the implementation lacks; the message names the first one that has it."""
     for name in options:
         if name in way.lacks:
             others = [formats for formats, known in ways.items() if name not in known.lacks]
@@ -220,9 +220,7 @@ def _check_lacks(ways, way, options: list[str]) -> None:
 
 
 def _operand_or_array(way: AttentionWay, name: str, x, transposed: bool):
-    """Return q, k or v: an array [batch, heads, length, dim], or an operand of the format that the implementation
-    takes.
-    """
+    """Return q, k or v: an array [batch, heads, length, dim], or an operand in the format of the implementation."""
     if not isinstance(x, Packed):
         (x,) = as_arrays("attention", **{name: x})
         check_forward("attention", **{name: x})
@@ -235,8 +233,8 @@ def _operand_or_array(way: AttentionWay, name: str, x, transposed: bool):
 
 
 def _smooths_keys(way, k, asked: bool | None) -> bool:
-    """Return whether keys are multiplied less their mean: as the call says, else as the format or the operand has
-    it."""
+    """Return whether keys are smoothed: as the call asks, else as the operand was quantized, else whether the format
+    has 4 bits."""
     formats = way.formats
     if isinstance(k, Operand):
         smoothed = k.mean is not None
@@ -250,9 +248,7 @@ def _smooths_keys(way, k, asked: bool | None) -> bool:
 
 
 def _smooths_queries(q, asked: bool) -> bool:
-    """Return whether queries are multiplied less the means of their blocks: as the call says, or as the operand has
-    it.
-    """
+    """Return whether queries are smoothed: as the call asks, or as the operand was quantized."""
     smoothed = isinstance(q, Operand) and q.mean is not None
     if asked and isinstance(q, Operand) and not smoothed:
         raise ArgumentError(
@@ -270,7 +266,7 @@ def _in_order(name: str, x, transposed: bool):
 
 
 def _check_shapes(q, k, v, layout: str) -> None:
-    """Raise ArgumentError if q, k and v do not fit each other, or no kernel holds them."""
+    """Raise ArgumentError if the types or shapes of q, k and v do not match, or if no kernel supports them."""
 
     def fail(what: str):
         shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in zip("qkv", (q, k, v)))
@@ -299,7 +295,7 @@ def _check_shapes(q, k, v, layout: str) -> None:
 
 
 def checked_window(window, causal) -> tuple[int, int]:
-    """Return how far to the left and to the right of its position a query sees."""
+    """Return (left, right): how many keys a query sees to each side of its own position; OPEN for no limit."""
     sides = (
         window
         if isinstance(window, (tuple, list)) and len(window) == 2
@@ -320,7 +316,7 @@ def checked_window(window, causal) -> tuple[int, int]:
 
 
 def _checked_mask(mask, shape: tuple[int, ...]):
-    """A mask of bool or float that broadcasts to `shape`, with four axes."""
+    """Return the mask with four axes, bool or float; ArgumentError if it does not broadcast to `shape`."""
     if mask is None:
         return None
     (mask,) = as_arrays("attention", mask=mask)

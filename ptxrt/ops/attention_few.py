@@ -1,6 +1,4 @@
-"""The declaration of attention of few queries, on pages, arrays and tiles in any format, and its reference in
-float64.
-"""
+"""The declaration of attention for few queries, on pages, arrays and tiles in any format, and its float64 reference."""
 
 import numpy as np
 
@@ -14,13 +12,13 @@ from ..tiles import TILE_DIMS, TILE_KEYS, tile_layout, tiles_of
 from .attention_kernels import LOG2_E, OPEN, ROW_SUMS, exact_sums
 from .pages import ROW_FORMATS
 
-# Compiled head dimensions; others are padded with zeros.
+# Compiled head dimensions (of Q and K, of V); others are padded with zeros.
 FEW_DIMS = ((64, 64), (128, 128), (256, 256))
-# The largest head dimension of 16 bits beside a block format.
+# The largest head dimension for which 16-bit keys or values combine with a block format.
 MIXED_DIM = 128
-# Keys of a node: the part of a sequence whose sums a block writes.
+# Keys of a node, the part of a sequence whose sums are stored separately.
 NODE_KEYS = 1024
-# The most queries of a sequence that use this kernel.
+# Sequences with at most this many queries use this kernel.
 FEW_QUERIES = 16
 # The most nodes of one merge.
 MOST_NODES = 4096
@@ -36,16 +34,16 @@ def nodes_of(keys: int) -> int:
 
 
 def splits_of_nodes(nodes: int, blocks: int, multiprocessors: int, requested: int | None = None) -> int:
-    """Into how many runs of nodes a call is split, of `blocks` blocks each: as many as are wanted, else so many that
-    the device is full.
+    """Return how many runs the nodes are split into: `requested`, at most, or else enough to fill the device. A run
+    takes `blocks` blocks.
     """
-    if requested is None:  # eight blocks to a multiprocessor: some run while others begin or end
+    if requested is None:  # eight blocks to a multiprocessor hide starts and ends
         requested = -(-8 * multiprocessors // max(blocks, 1))
     return -(-nodes // -(-nodes // max(min(requested, nodes), 1)))
 
 
 def _values(codes, scales, holds: int, tile: int, role: str, dim: int, dtype) -> np.ndarray:
-    """Decoded rows [pages, heads, page, dim], or of tiles [batch, heads, 64 tiles, dim]."""
+    """Decode rows to [pages, heads, page, dim], or tiles to [batch, heads, 64 tiles, dim]."""
     format = ROW_FORMATS[holds]
     if tile:
         return tile_layout("bf16" if format == "plain" else format, role, tile).decode(codes)[..., :dim]
@@ -60,13 +58,13 @@ def _table(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     return rng.integers(0, axes["pages"], shape, dtype=np.int32)
 
 
-# Format -> the range of scale bytes with which any code is a value of a few units.
+# Format -> a range of scale bytes in which every code stands for a small value.
 _SCALES = {"nvfp4": (0x28, 0x38), "mxfp4": (123, 127), "mxfp8": (117, 120)}
 
 
 def _held(role: str, axes) -> tuple[str, int]:
-    """The format of an example's keys or values, and the head dimension of its tiles, 0 for rows: by the bytes of a
-    row.
+    """Return the format of an example's keys or values and the head dimension of its tiles (0 for rows), from the bytes
+    of a row.
     """
     width, dim, blocks = axes[f"{role}_width"], axes["dim" if role == "k" else "dim_v"], axes.get(f"{role}_blocks", 1)
     if width > 2 * dim:
@@ -83,13 +81,13 @@ def _held(role: str, axes) -> tuple[str, int]:
 
 def _codes(role: str):
     def draw(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-        """Examples of rows or tiles that are finite, of a few units."""
+        """Examples of rows or tiles of small finite values."""
         format, tile = _held(role, axes)
         if tile:
             x = rng.standard_normal((*shape[:2], shape[2] * TILE_KEYS, tile), dtype=np.float32)
             return tile_layout(format, role, tile).encode(x)
         codes = rng.integers(0, 256, shape, dtype=np.uint8)
-        if format == "plain":  # moderate in bfloat16 and in float16
+        if format == "plain":  # small values in bfloat16 and in float16
             codes[..., 1::2] = (codes[..., 1::2] & 0x80) | rng.integers(
                 0x3C, 0x40, codes[..., 1::2].shape, dtype=np.uint8
             )
@@ -108,7 +106,7 @@ def _scales(role: str):
 
 
 def _room(axes) -> int:
-    """How many keys an example holds, in a table or in arrays."""
+    """The most keys of a sequence of an example."""
     if not _held("k", axes)[1]:
         return axes["table"] * axes["page"]
     return (
@@ -119,7 +117,7 @@ def _room(axes) -> int:
 
 
 def _lengths(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of lengths: all keys, none, and some between; of packed sequences without a table their ends."""
+    """Examples of lengths: all keys, none, and some between; for packed sequences without a table their ends."""
     room = _room(axes)
     if axes["sequences"] != axes["batch"] and axes["pages"] == axes["batch"]:
         return ends_of("room")(rng, member, shape, dict(room=room))
@@ -141,7 +139,7 @@ def _case(
     splits=1,
     **rest,
 ) -> dict:
-    """A case on pages: k and v are formats."""
+    """A case on pages; k and v are formats."""
     sizes = dict(
         batch=batch,
         heads_kv=heads_kv,
@@ -293,24 +291,25 @@ def attention_few(
     v_tile: Scalar[i32] = 0,
     most_keys: Scalar[i32] = 0,
 ):
-    """Add up attention of few queries over nodes of 1024 keys, on keys and values of any format.
+    """Compute partial attention sums of few queries over nodes of 1024 keys, for keys and values in any format.
 
-    k_holds, v_holds: 0 for rows of 16 bits in q's type, 1 for mxfp8, 2 for mxfp4, 3 for nvfp4, of which float16 takes 0
-    and 3; rows of block formats have scales beside them, along the head dimension.
-    With a block_table key j of sequence s is row j % page of page block_table[s, j // page], and key_ends are the
-    lengths of the sequences; entries of the table behind a sequence's last key are not read, nor are rows behind it.
-    Without, k and v are [batch, heads_kv, keys, ..] with up to most_keys keys; key_ends, and key_starts of packed
-    sequences, are those of `attention_bf16`.
+    k_holds, v_holds: 0 for 16-bit rows in q's type, 1 for mxfp8, 2 for mxfp4, 3 for nvfp4. With float16 queries only 0
+    and 3 are valid. Rows of block formats have scales along the head dimension, in k_scales and v_scales.
+    With a block_table, key j of sequence s is row j % page of page block_table[s, j // page], and key_ends are the
+    lengths of the sequences. Table entries and rows after a sequence's last key are not read.
+    Without a block_table, k and v are [batch, heads_kv, keys, ..] with up to most_keys keys; key_ends, and key_starts
+    of packed sequences, are those of `attention_bf16`.
     k_tile, v_tile: the head dimension of tiles of 64 keys as operands have them, [batch, heads_kv, tiles, bytes]; 0 for
     rows.
-    Q and K are multiplied in q's type, to which codes times scales are expanded without rounding (of mxfp8 and mxfp4
-    for scales from 2**-117 to 2**119), times q_global and k_global; weights are rounded to it for the product with V.
-    Rows, windows, soft caps and sequences of queries are those of `attention_bf16`. Node i is keys 1024 i to 1024 i +
-    1023: for each row partial is the sum of weights times values, not divided, relative to 2**row_max, a whole number,
-    and row_sum that of the weights; `attention_merge` finishes. Where a row sees no key of a node row_max is -inf,
-    row_sum 0, and partial stays as it is.
-    row_shift: what the scaled scores of a row lack, which a soft cap sees. splits: how many runs of nodes have blocks
-    of their own; no result depends on it.
+    Q and K are multiplied in q's type, then by q_global and k_global. Codes times scales are expanded to q's type
+    without rounding (mxfp8 and mxfp4: for scales from 2**-117 to 2**119). Weights are rounded to q's type for the
+    product with V.
+    Rows, windows, soft caps and sequences of queries are those of `attention_bf16`. Node i has the 1024 keys from key
+    1024 i on. For each row and node, relative to 2**row_max with a whole row_max: partial is the sum of weights times
+    values, not divided, and row_sum the sum of weights. `attention_merge` finishes. If a row sees no key of a node,
+    row_max is -inf, row_sum is 0, and partial is not written.
+    row_shift: added to the scaled scores of a row before a soft cap; not used without one. splits: how many runs of
+    nodes have blocks of their own; no result depends on it.
     """
     row_max[:], row_sum[:] = -np.inf, 0
     page, sequences = k.shape[2], next((len(x) for x in (block_table, key_ends, query_starts) if x is not None), len(q))
@@ -334,7 +333,7 @@ def attention_few(
             keys, values = (x[item, :, at : at + length] for x, at in zip((k, v), first))
         keys, values = keys.astype(np.float64), values.astype(np.float64)
         if k_global is not None:
-            keys = keys * k_global[:, None, None]  # one for all heads, or for each
+            keys = keys * k_global[:, None, None]  # one scale for all heads, or one for each
         if q_global is not None:
             keys = keys * np.float64(q_global[0])
         rows = slice(0, q.shape[3]) if query_starts is None else slice(int(query_starts[i]), int(query_ends[i]))

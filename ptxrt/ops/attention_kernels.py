@@ -1,4 +1,5 @@
-"""The declarations of every attention kernel, and attention in float64, which is their reference."""
+"""Declarations of `attention_bf16`, `attention_merge` and the kernel that quantizes as it loads, and float64 attention,
+their reference."""
 
 import math
 
@@ -12,17 +13,17 @@ from ..kernel import kernel
 from ..sequences import ends_of, starts_of
 from ..tiles import TILE_DIMS
 
-# Head dimensions of Q and K, and of V.
+# Compiled head dimensions (of Q and K, of V).
 HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
-# An unlimited side of a window: no key is as far away.
+# A side of a window without limit; no key is this far away.
 OPEN = 2**31 - 1
-# Keys in a unit of splitting.
+# Keys of a unit; splits are whole units.
 SPLIT_UNIT = 64
 LOG2_E = math.log2(math.e)
 
 
 def visible(queries: int, keys: int, left: int = OPEN, right: int = OPEN) -> np.ndarray:
-    """The keys that each query sees, bool [queries, keys]; windows are aligned at the bottom right.
+    """Return which keys each query sees, bool [queries, keys]; windows are aligned at the bottom right.
 
     Key j is visible to query i if -left <= j - (i + keys - queries) <= right; causal is right = 0.
     """
@@ -52,15 +53,15 @@ def exact_sums(
     part=slice(None),
     added=None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Attention in float64 before the division: by row the largest score, the sum of exponentials, and their product
-    with V.
+    """Compute attention in float64 before the division. Return for each row the largest score, the sum of exponentials,
+    and the exponentials times V.
 
-    q: [batch, heads_kv, group, queries, dim], k and v: [batch, heads_kv, keys, dim], where each head of k serves the
-    group of q. mask, allowed: [batch, heads_kv, group, queries, keys]; sinks: [heads_kv, group]. spans: for each
-    sequence its batch, its queries and its keys (two slices); every batch whole where None. part: a slice of each
-    sequence's keys. A score is scale q.k, plus `added` (of the shape of a mask) where that is given, capped to softcap
-    tanh(score / softcap), plus the mask; exponentials are relative to the largest. Rows without keys have a largest
-    score of -inf and zeros. NaN in a visible score gives NaN in its row.
+    q: [batch, heads_kv, group, queries, dim], k and v: [batch, heads_kv, keys, dim], where a head of k and v serves a
+    group of heads of q. mask, allowed: [batch, heads_kv, group, queries, keys]; sinks: [heads_kv, group]. spans: for
+    each sequence its batch index and the slices of its queries and keys; None takes each batch whole. part: a slice of
+    each sequence's keys. A score is scale q.k plus `added` (of the shape of a mask), if given. It is capped to softcap
+    tanh(score / softcap), then the mask is added. Exponentials are relative to the largest score. Rows without keys
+    have a largest score of -inf and sums of 0. A NaN in a visible score makes its row NaN.
     """
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     top, total = np.full(q.shape[:-1], -np.inf), np.zeros(q.shape[:-1])
@@ -91,7 +92,8 @@ def exact_sums(
 
 
 def exact_quotient(top: np.ndarray, total: np.ndarray, weighted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Output and natural logarithm of the sum of exponentials from `exact_sums`; 0 and -inf for rows without keys."""
+    """Return the output and the natural logarithm of the sum of exponentials from `exact_sums`; 0 and -inf for rows
+    without keys."""
     with np.errstate(divide="ignore"):
         return weighted / np.where(total == 0, 1.0, total)[..., None], top + np.log(total)
 
@@ -99,7 +101,7 @@ def exact_quotient(top: np.ndarray, total: np.ndarray, weighted: np.ndarray) -> 
 def spans_of(
     sequences: int, queries: int, keys: int, query_starts=None, query_ends=None, key_starts=None, key_ends=None
 ) -> list:
-    """The spans of `exact_sums` from the arguments of a kernel."""
+    """Return the spans of `exact_sums` from a kernel's arguments."""
     spans = []
     for i in range(sequences):
         first, last = (0 if a is None else int(a[i]) for a in (query_starts, key_starts))
@@ -112,13 +114,14 @@ def spans_of(
 def attend(
     q, k, v, options: dict, sequences: dict, outputs, lse, parts, headroom: int = 0, added=None, row_shift=None
 ) -> None:
-    """What attention kernels write, from operands as they are multiplied: `outputs` and `lse`, or `parts` alone.
+    """Write what attention kernels write: `outputs` and `lse`, or only `parts`. q, k and v hold the values that are
+    multiplied.
 
-    parts: partial, row_max, row_sum and, of kernels that round weights before they sum them, exact_sum. options,
-    sequences: the arguments of the kernels by name. headroom: how far row_max lies below the whole number above the
-    largest score, in steps of log2; it is never below a sink. added: what is added to scores before a cap, as
-    `exact_sums` takes it. row_shift: the part of it that all scores of a row share; without a cap it and the rest are
-    rounded up by themselves.
+    parts: partial, row_max, row_sum and, for kernels that round weights before they sum them, exact_sum. options,
+    sequences: the arguments of the kernels by name. headroom: how many steps of log2 row_max lies below the largest
+    score rounded up to a whole number; row_max is never below a sink. added: added to scores before a cap, as in
+    `exact_sums`. row_shift: the part of `added` that is the same for all scores of a row. Without a cap, row_shift and
+    the rest of the score are rounded up separately.
     """
     rest = {name: options[name] for name in ("mask", "allowed")}
     rest |= dict(
@@ -156,7 +159,8 @@ def attend(
 
 
 def visible_flops(*, batch, heads_kv, group, queries, keys, dim, dim_v, sequences, left, right, **others):
-    """Two products of a multiply-add for each visible pair, padding included; unknown for packed sequences."""
+    """Return the flops of both products: two for each visible pair and element, padding included; None for packed
+    sequences."""
     if sequences != batch:
         return None
     return 2 * batch * heads_kv * group * (dim + dim_v) * visible_pairs(queries, keys, int(left), int(right))
@@ -245,8 +249,8 @@ ROW_SUMS = Tolerance("float32 scores and sums, exponents in steps of 2^-17, appr
         _case(queries=1, keys=1, out_bf16=True, lse=True, format="f16"),
         _case(queries=70, keys=200, dim=128, out_f16=True, format="f16"),
         _case(queries=70, keys=330, splits=2, **PARTIAL, format="bf16"),
-        # whole blocks also where there are halves: more of them than the emulator's one multiprocessor, and half as
-        # many
+        # Launches that take whole blocks although half blocks exist: there are more whole blocks than the emulator's
+        # one multiprocessor, and half as many as half blocks.
         *(
             _case(dim=dim, dim_v=dim, heads_kv=2, queries=65, keys=100, out_f16=True, format=format)
             for dim in (64, 96, 128)
@@ -310,17 +314,17 @@ def attention_bf16(
     left: Scalar[i32],
     right: Scalar[i32],
 ):
-    """Compute softmax(scale Q K^T) V with operands of 16 bits: a head of K and V for each group of heads of Q.
+    """Compute softmax(scale Q K^T) V with 16-bit operands; a head of K and V serves a group of heads of Q.
 
-    Sums and softmax are float32, weights are rounded to the operands' type before the second product.
-    softcap: scores become softcap tanh(score / softcap) where it is above 0; then the mask is added. A key is hidden by
-    a mask of -inf, by a 0 in `allowed`, and outside of the window: key j of a sequence is visible to its query i if
-    -left <= j - (i + keys - queries) <= right. sinks: a logit for each head that joins the denominator alone.
-    Sequences: batch i whole; with query_starts and query_ends, rows of a batch of one; key_ends alone are the numbers
-    of keys of each batch. Rows outside of every sequence are not written. `lse` is the natural logarithm of the
-    denominator; rows without keys give 0 and -inf. partial, row_max and row_sum, instead of all others: the keys of
-    each sequence in `splits` runs of whole units of 64, of which each is summed by itself, relative to 2**row_max, a
-    whole number; `attention_merge` finishes.
+    Sums and softmax are float32. Weights are rounded to the operands' type before the second product.
+    softcap: if above 0, scores become softcap tanh(score / softcap). Then the mask is added. A key is hidden by a mask
+    of -inf, by a 0 in `allowed`, or by the window: key j of a sequence is visible to its query i if -left <= j - (i +
+    keys - queries) <= right. sinks: one logit for each head; its exponential is added to the denominator.
+    Sequences: each batch item, or with query_starts and query_ends, runs of rows of a single batch item. key_ends
+    without the others is the number of keys of each batch item. Rows outside of all sequences are not written. `lse` is
+    the natural logarithm of the denominator; rows without keys give 0 and -inf. partial, row_max and row_sum replace
+    all other outputs: the keys of each sequence are split into `splits` runs of whole units of 64, and each run is
+    summed separately, relative to 2**row_max with a whole row_max. `attention_merge` finishes.
     """
     options = dict(scale=scale, softcap=softcap, left=left, right=right, mask=mask, allowed=allowed, sinks=sinks)
     sequences = dict(query_starts=query_starts, query_ends=query_ends, key_starts=key_starts, key_ends=key_ends)
@@ -478,18 +482,19 @@ def attention_merge(
     *,
     natural: Scalar[i32, 0, 1] = 0,
 ):
-    """Merge attention over up to 4096 segments of the keys into attention over all of them, in a fixed order, as a
-    binary tree.
+    """Merge attention over up to 4096 segments of the keys, in a fixed order, as a binary tree.
 
-    A segment's row counts 2**row_max row_sum, or, where `natural`, exp(row_max); without `row_sum` that is 1, and
-    `partial` is divided already. Neighbours are added, (0, 1), (2, 3) and so on, and then these, under the larger of
-    their maxima; what is left at the end is added from the smallest on. Of segments with a row_max of -inf nothing
-    counts, and partial is not read. The first dim_v of the `width` columns are merged. sinks: a logit of each head that
-    joins the sums. row_shift: what the scores of a row lack, all alike, which sinks, lse and merged_max count.
-    v_global: what outputs are multiplied by, a number for each heads / heads_kv heads. lse: the natural logarithm of
-    the whole, with `exact_sum`, where that is given, in place of row_sum; merged_max: the largest row_max, rounded up
-    to a whole number; merged_sum: the whole relative to it, by which the outputs are divided only where it is not asked
-    for. Rows whose segments all have a row_max of -inf give 0 and -inf.
+    The denominator of a segment's row is 2**row_max row_sum, with exp(row_max) in place of 2**row_max if `natural`.
+    Without `row_sum` it is 2**row_max or exp(row_max), and `partial` is already divided by row_sum. Neighbors (0, 1),
+    (2, 3), ... are added relative to the larger of their maxima, then their sums in the same way; subtrees left over at
+    the end are added from the smallest on. Segments with a row_max of -inf are skipped, and their partial is not read.
+    The first dim_v of the `width` columns are merged.
+    sinks: one logit for each head; its exponential is added to the denominator. row_shift: what all scores of a row
+    lack; sinks count relative to it, and lse and merged_max include it. v_global: factors of the outputs, one for each
+    heads / heads_kv heads. lse: the natural logarithm of the denominator, with `exact_sum`, if given, in place of
+    row_sum. merged_max: the largest row_max, rounded up to a whole number. merged_sum: the denominator relative to
+    2**merged_max; if it is requested, outputs are not divided. Rows whose segments all have a row_max of -inf give 0
+    and -inf.
     """
     shift = np.zeros(row_max.shape[1:]) if row_shift is None else row_shift.astype(np.float64)
     unit = 1.0 if natural else math.log(2)
@@ -509,7 +514,7 @@ def attention_merge(
     if v_global is not None:
         merged = merged * np.repeat(v_global, row_max.shape[2] // len(v_global))[:, None, None]
     whole = np.ceil(shift / unit)
-    left = np.exp(shift - whole * unit)  # the shift's fraction, in sums and outputs relative to an integer
+    left = np.exp(shift - whole * unit)  # the fraction of the shift; its whole part goes to merged_max
     divided = merged / np.where(total == 0, 1.0, total)[..., None]
     _store(divided if merged_sum is None else merged * left[..., None], out_bf16, out_f16, out_f32)
     with np.errstate(divide="ignore"):
@@ -523,15 +528,16 @@ def _width(*buffers) -> int | None:
 
 
 def in_mxfp4(x: np.ndarray) -> np.ndarray:
-    """What is left of an array in MXFP4 with blocks along the last axis, which is filled up with zeros to whole
-    ones."""
+    """Return an array's values after rounding to MXFP4 in blocks along the last axis, padded with zeros to whole
+    blocks.
+    """
     x = np.asarray(x)
     filled = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % mxfp4.block)])
     return mxfp4.decode(*mxfp4.encode(filled))[..., : x.shape[-1]]
 
 
-# Head dimensions of Q and K, and of V, of attention that quantizes as it loads: those of the others that are whole
-# steps of its MMAs.
+# Compiled head dimensions (of Q and K, of V) of attention that quantizes as it loads: those that are whole steps of its
+# MMAs.
 IN_KERNEL_DIMS = tuple(
     (dim, dim_v) for dim, dim_v in HEAD_DIMS if dim in TILE_DIMS["mxfp4"] and dim_v in TILE_DIMS["bf16"]
 )
@@ -600,7 +606,7 @@ IN_KERNEL_DIMS = tuple(
         ),
         _case(dim=64, heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **PARTIAL, format="f16"),
         _case(dim=64, batch=8, heads_kv=2, queries=1, keys=40, out_bf16=True, lse=True, format="f32"),
-        _case(dim=64, queries=1, keys=400, out_bf16=True, format="bf16"),  # every stage is filled again
+        _case(dim=64, queries=1, keys=400, out_bf16=True, format="bf16"),  # all stages are refilled
     ],
     tolerance=dict(
         out_bf16=_BF16_OUTPUT, out_f16=_OUTPUT, out_f32=_OUTPUT, partial=_OUTPUT, lse=SUMS, row_sum=ROW_SUMS
@@ -632,12 +638,12 @@ def attention_mxfp4_bf16_in_kernel(
     left: Scalar[i32],
     right: Scalar[i32],
 ):
-    """Compute softmax(scale Q K^T) V with Q and K in MXFP4, weights and V in bfloat16, all quantized or rounded as they
-    are loaded.
+    """Compute softmax(scale Q K^T) V with Q and K in MXFP4, weights and V in bfloat16; the kernel quantizes Q and K and
+    rounds V as it loads them.
 
-    Q and K become the bytes that `quantize_mxfp4` gives, V is rounded to nearest, ties to even. A block of Q or K with
-    a NaN or an infinity counts as NaN. All else is as for `attention_bf16`. The reference is float64 attention of the
-    dequantized Q and K and of V rounded to bfloat16.
+    Q and K become the bytes that `quantize_mxfp4` gives; V is rounded to nearest, ties to even. All values of a block
+    of Q or K with a NaN or an infinity become NaN. Everything else is as in `attention_bf16`. The reference is float64
+    attention of the dequantized Q and K and of V rounded to bfloat16.
     """
     options = dict(scale=scale, softcap=softcap, left=left, right=right, mask=mask, allowed=allowed, sinks=sinks)
     sequences = dict(query_starts=query_starts, query_ends=query_ends, key_starts=key_starts, key_ends=key_ends)

@@ -1,4 +1,5 @@
-"""A way to compute attention: the object that checks a call, prepares its operands and launches its kernel."""
+"""`AttentionWay`: checks a call of `attention`, prepares its operands and launches its kernel, for one choice of
+formats."""
 
 from __future__ import annotations
 
@@ -28,18 +29,18 @@ if TYPE_CHECKING:
     from ..typing import StreamLike
     from .attention_call import Call
 
-# Blocks that fill a GPU (an H200 has 132 multiprocessors with room for two each, an RTX 5090 170), the rows of one, and
-# the fewest units of keys that are worth a block of their own.
+# How many blocks fill a GPU (an H200 has 132 multiprocessors with room for two each, an RTX 5090 has 170), the rows of
+# a block, and the fewest units of keys that are worth a block.
 _FILLING_BLOCKS, _BLOCK_ROWS, _FEWEST_UNITS = 264, 128, 5
 
 
 class AttentionWay(ABC):
     """One way to compute attention, for one choice of formats.
 
-    asked: (qk, pv, quantize) by which calls ask for it. kernel: what computes it. formats: by name the formats of those
+    asked: the (qk, pv, quantize) of calls that it serves. kernel: the kernel. formats: operand name -> format, for the
     operands that may be quantized before. outputs: the types of results that the kernel writes. lacks: options of
-    `attention` that it does not have. has_few: whether few queries have a kernel of their own. sums: what splits give
-    beside `partial` and `row_max` where lse is wanted.
+    `attention` that it does not support. has_few: whether `attention_few` serves few queries. sums: the outputs of
+    split launches, beside `partial` and `row_max`, that an lse needs.
     """
 
     formats: Mapping[str, str] = {}
@@ -55,31 +56,31 @@ class AttentionWay(ABC):
         return spelled(*self.asked)
 
     def check(self, call: Call) -> None:
-        """Raise ArgumentError if the kernel does not support a call, whose arguments fit each other."""
+        """Raise ArgumentError if the kernel does not support a checked call."""
 
     @abstractmethod
     def prepare(self, call: Call, place: Place) -> dict[str, Any]:
-        """The operands of the kernel by its names for them, of a call whose q, k and v are on the device."""
+        """Return the kernel's operands by argument name, for a call with q, k and v on the device."""
 
     def few_operands(self, call: Call, place: Place) -> FewOperands:
-        """The operands of `attention_few`, likewise, of a way that has it."""
+        """Return the operands of `attention_few` in the same way; only if `has_few`."""
         raise NotImplementedError
 
     def launch(self, call: Call, stream: StreamLike) -> tuple:
-        """Compute a call: the output, then the lse, or the maxima and sums of rows, where they are asked for."""
+        """Launch a call. Return the output, then the lse or the row maxima and sums, if requested."""
         return launched(call, stream)
 
     @abstractmethod
     def values(self, q, k, v, cu_seqlens_k=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What is multiplied where q, k and v come as arrays or operands, on the host: for references."""
+        """Return on the host the values that are multiplied for q, k and v, arrays or operands; for references."""
 
     def multiplied(self, call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """q, k and v, on the host, of which the kernel makes its scores and output."""
+        """Return the q, k and v on the host from which exact attention computes the kernel's scores and output."""
         return self.values(call.q, call.k, call.v)
 
 
 def spelled(qk, pv, quantize=None) -> str:
-    """A choice of formats as it is written in a call."""
+    """Return formats as arguments of a call."""
     return f"qk={qk!r}, pv={pv!r}" + (f", quantize={quantize!r}" if quantize is not None else "")
 
 
@@ -93,17 +94,17 @@ class FloatAttention(AttentionWay):
         self.member = member
 
     def prepare(self, call: Call, place: Place) -> dict[str, Any]:
-        """q, k and v as the kernel takes them."""
+        """Return q, k and v as the kernel takes them."""
         return _loadable(call, self.member, place)
 
     def values(self, q, k, v, cu_seqlens_k=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The arrays, rounded."""
+        """Return the arrays rounded to the format."""
         with np.errstate(over="ignore"):
             return tuple(np.asarray(x).astype(self.member.dtype) for x in (q, k, v))
 
 
 def _loadable(call: Call, member: Format, place: Place) -> dict[str, DeviceArray]:
-    """q, k and v of a call in a format: the arrays themselves if kernels can load them, else converted copies."""
+    """Return q, k and v in a format: the arrays themselves if kernels can load them, else converted copies."""
     named = zip("qkv", (call.q, call.k, call.v))
     arrays = {name: x if member.holds(x.dtype) and is_loadable(x) else converted(x, member, place) for name, x in named}
     return {**arrays, "q": call.grouped(arrays["q"])}
@@ -118,17 +119,18 @@ class InKernelAttention(AttentionWay):
         super().__init__("mxfp4", "bf16", "in_kernel", attention_mxfp4_bf16_in_kernel)
 
     def prepare(self, call: Call, place: Place) -> dict[str, Any]:
-        """q, k and v in their type; in float32, which holds the values of each, if they have several."""
+        """Return q, k and v in their type, or in float32 if their types differ."""
         members = {format_of(x.dtype) for x in (call.q, call.k, call.v)}
         return _loadable(call, members.pop() if len(members) == 1 else f32, place)
 
     def values(self, q, k, v, cu_seqlens_k=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What the kernel quantizes to, and V rounded."""
+        """Return the values that Q and K are quantized to, and V rounded."""
         return in_mxfp4(q), in_mxfp4(k), np.asarray(v).astype(bf16.dtype)
 
 
 class BlockAttention(AttentionWay):
-    """Operands in block formats: those quantized before as they are, arrays quantized for the call."""
+    """Operands in block formats. Arrays are quantized for the call; operands that are already quantized are used as
+    they are."""
 
     sums = ("row_sum", "exact_sum")
     has_few = True
@@ -138,12 +140,12 @@ class BlockAttention(AttentionWay):
         self.qk, self.pv, self.formats = qk, pv, dict(q=qk, k=qk, v=pv)
 
     def check(self, call: Call) -> None:
-        """ArgumentError where no kernel takes the head dimensions that keys and values were quantized for."""
+        """Raise ArgumentError if no kernel has the head dimensions that keys and values were quantized for."""
         self.dims(call.k, call.v)
 
     def dims(self, k, v) -> tuple[int, int]:
-        """The compiled head dimensions of keys and of values: those they were quantized for, else the smallest that
-        hold both."""
+        """Return the compiled head dimensions of keys and of values: those they were quantized for, else the smallest
+        that hold both."""
         compiled = DIMS[self.qk, self.pv]
         packed_dims = [x.dim if isinstance(x, Operand) else None for x in (k, v)]
         least = [dim or x.shape[-1] for dim, x in zip(packed_dims, (k, v))]
@@ -163,7 +165,7 @@ class BlockAttention(AttentionWay):
         raise ArgumentError(f"attention: {found}; the nearest kernel has {dims}: quantize {change}")
 
     def prepare(self, call: Call, place: Place) -> dict[str, Any]:
-        """Codes and scales of q, tiles of k and v, global scales, and what smoothing took from scores."""
+        """Return codes and scales of q, tiles of k and v, global scales, and the score terms that smoothing removed."""
         q, k, v = self._on_device(call, place)
         dim, dim_v = k.dim, v.dim
         levels = {f"{x.role}_global": x.global_scale.reshape(1) for x in (q, k, v) if x.global_scale is not None}
@@ -176,7 +178,7 @@ class BlockAttention(AttentionWay):
         return {**codes, **levels, **smoothed, "keys": k.shape[2], "dim": dim, "dim_v": dim_v}
 
     def few_operands(self, call: Call, place: Place) -> FewOperands:
-        """Queries in 16 bits, as their codes and scales have them, with the tiles of keys and values."""
+        """Return queries expanded from codes and scales to 16 bits, and the tiles of keys and values."""
         q, k, v = self._on_device(call, place)
         of_f16 = not isinstance(call.q, Operand) and call.q.dtype == np.float16 and {self.qk, self.pv} == {"nvfp4"}
         values, level = q.expanded(f16 if of_f16 else bf16, place.stream)
@@ -189,7 +191,7 @@ class BlockAttention(AttentionWay):
         return FewOperands(named, shift, None if v.global_scale is None else v.global_scale.reshape(1))
 
     def _on_device(self, call: Call, place: Place) -> tuple[Operand, Operand, Operand]:
-        """q, k and v quantized: those quantized before as they are."""
+        """Return q, k and v as operands; arrays are quantized."""
         (dim, dim_v), packed = self.dims(call.k, call.v), call.cu_seqlens_k is not None
         lengths = call.cu_seqlens_k if packed else call.sequences.get("key_ends")
         options = {} if lengths is None else {"cu_seqlens" if packed else "key_lengths": place.put(lengths)}
@@ -199,7 +201,8 @@ class BlockAttention(AttentionWay):
         return q, k, self._quantized("v", call.v, call, place, dim=dim_v, **options)
 
     def _row_shift(self, call: Call, k: Operand, place: Place) -> DeviceArray:
-        """What the scores of rows lack that keys less their mean give."""
+        """Return for each row of q the scaled product with the mean that was subtracted from the keys: what its scores
+        lack."""
         values = (
             dequantize(call.q, stream=place.stream)
             if isinstance(call.q, Operand)
@@ -209,7 +212,7 @@ class BlockAttention(AttentionWay):
         return row_dot(call.grouped(values), k.mean, starts, scale=call.scale, stream=place.stream)
 
     def _mean_scores(self, call: Call, mean, k_tiles, q_global, dim: int, place: Place):
-        """The scores of the means of blocks of queries with all keys."""
+        """Return the products of the means of blocks of queries with all keys."""
         batch, heads, blocks, cols = mean.shape
         grouped = mean.reshape(batch, heads // call.group, call.group, blocks, cols)
         return MEAN_SCORES[self.qk](grouped, k_tiles, q_global, dim=dim, stream=place.stream)
@@ -221,12 +224,12 @@ class BlockAttention(AttentionWay):
         return quantize_operand(x, self.formats[role], role=role, layout=layout, **options, stream=place.stream)
 
     def values(self, q, k, v, cu_seqlens_k=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What the operands hold, on the host."""
+        """Return the values of the operands on the host."""
         return tuple(np.asarray(x) for x in self._operands(q, k, v, cu_seqlens_k=cu_seqlens_k))
 
     def multiplied(self, call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """q, k and v on the host whose products are scores as the kernel makes them: the mean of keys meets queries as
-        they were given."""
+        """Return q, k and v on the host whose products are the kernel's scores. The mean of the keys is multiplied with
+        queries before their quantization: it becomes extra columns."""
         lengths = None if call.cu_seqlens_k is not None else call.sequences.get("key_ends")
         operands = self._operands(
             call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, lengths, call.smooth_q, call.smooth_k
@@ -240,7 +243,7 @@ class BlockAttention(AttentionWay):
     def _operands(
         self, q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, key_lengths=None, smooth_q=None, smooth_k=None
     ) -> tuple[Operand, ...]:
-        """All three quantized: those quantized before as they are."""
+        """Return q, k and v as operands; arrays are quantized."""
         ends = dict(cu_seqlens=cu_seqlens_k, key_lengths=key_lengths)
         options = dict(
             q=dict(smooth=smooth_q, cu_seqlens=cu_seqlens_q if smooth_q else None),
@@ -254,10 +257,10 @@ class BlockAttention(AttentionWay):
 
 
 def splits_for(heads_kv: int, rows: int, keys: int) -> int:
-    """Into how many runs the keys of a call are split so that few rows still fill a GPU; 1 where many rows do.
+    """Return how many runs the keys are split into, so that few rows still fill a GPU; 1 for many rows.
 
-    rows: queries times heads of a group. It depends neither on the batch nor on the machine, since sums are rounded
-    differently in other splits: a batch equals its items, and machines agree. Every run has keys.
+    rows: queries times heads of a group. The result depends neither on the batch nor on the machine, because another
+    split rounds sums differently: a batch equals its items, and machines agree. Every run has keys.
     """
     units = -(-keys // SPLIT_UNIT)
     blocks = heads_kv * max(-(-rows // _BLOCK_ROWS), 1)
@@ -266,10 +269,9 @@ def splits_for(heads_kv: int, rows: int, keys: int) -> int:
 
 
 def launched(call: Call, stream: StreamLike) -> tuple:
-    """Launch what a call needs: conversions, the kernels of few queries and of others, and where keys are split or sums
-    wanted, the merge.
+    """Launch conversions, the kernels for few and for many queries, and the merge if keys are split or sums requested.
 
-    Gives the output, then the lse, or the maxima and sums of rows, where they are asked for.
+    Return the output, then the lse or the row maxima and sums, if requested.
     """
     place = Place([*call.arrays.values(), call.out], stream)
     q, k, v = (place.put(x) for x in (call.q, call.k, call.v))
@@ -294,8 +296,8 @@ def launched(call: Call, stream: StreamLike) -> tuple:
 
 
 def _launch_others(call: Call, place: Place, target: DeviceArray, figures: dict, partly: bool) -> None:
-    """Launch attention of many queries into target and figures. partly: whether other rows of them are there, which
-    stay."""
+    """Launch attention of many queries into target and figures. partly: whether other rows of target and figures are
+    already written and must stay."""
     packed = "query_starts" in call.sequences
     rows = (call.q.shape[0], call.k.shape[1], call.group, call.q.shape[2])
     splits = 1 if packed else splits_for(call.k.shape[1], call.group * call.q.shape[2], call.k.shape[2])
@@ -323,7 +325,7 @@ def _launch_others(call: Call, place: Place, target: DeviceArray, figures: dict,
 
 
 def _options(call: Call, place: Place) -> dict[str, Any]:
-    """The kernels' arguments besides operands and outputs."""
+    """Return the kernels' arguments besides operands and outputs."""
     batch, heads, queries, keys = *call.q.shape[:3], call.k.shape[2]
     options = {name: place.put(array) for name, array in call.sequences.items()}
     options["sequences"] = next((x.shape[0] for x in options.values()), batch)
@@ -340,7 +342,7 @@ def _options(call: Call, place: Place) -> dict[str, Any]:
 
 
 def _handed_back(call: Call, place: Place, target: DeviceArray):
-    """The output in the caller's layout and type."""
+    """Return the output in the caller's layout and type."""
     if isinstance(call.out, DeviceArray):
         return call.callers_out
     result = place.back(target.transpose(0, 2, 1, 3) if call.transposed else target)

@@ -1,4 +1,5 @@
-"""`KVCache`: keys and values of many sequences in pages, quantized, and what writes and moves them."""
+"""`KVCache`: keys and values of many sequences in pages, 16-bit or quantized, with functions that write, copy and read
+them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("bf16", "f16", "mxfp8", "mxfp4", "nvfp4")
 _PLAIN = {"bf16": bf16, "f16": f16}
-# Kernels load rows of codes so many bytes at a time.
+# Kernels load rows of codes in vectors of this many bytes.
 _ALIGNMENT = 16
 
 
@@ -32,32 +33,32 @@ class KVCache:
         cache.append(k, v, slots)
         out = ptxrt.attention_paged(q, cache, block_table, key_lengths)
 
-    Scales lie along the head dimension, so that every byte of a token is final when it is written.
+    Blocks lie along the head dimension, so that all bytes of a token are final when it is written.
 
     Args:
-        pages: How many pages there are.
+        pages: The number of pages.
         page_size: Tokens of a page.
-        heads: Of keys and values.
+        heads: The number of heads of keys and values.
         dim: The head dimension of keys: up to 256, a multiple of 8 in 16 bits and of 32 in block formats.
-        dim_v: Of values; None is dim.
+        dim_v: The head dimension of values; None is dim.
         format: "bf16", "f16", "mxfp8", "mxfp4" or "nvfp4".
-        format_v: Of values; None is format. Any other goes, but f16 only with nvfp4, and 16 bits with a block format
-            only up to head dimensions of 128.
-        k_global: What multiplies codes times scales of keys, above 0: a number, one for each head, or float32 on the
-            device, which is not looked at. Quantizers elsewhere may take 1 / g.
-        v_global: The same of values.
-        k_mean: Floats [heads, dim], subtracted from keys before they are quantized, and known before any is written.
-            Scores are those of the keys as they were.
-        scale_rule: As of `quantize`; None is "rceil" of mxfp8, "even" of mxfp4, "amax" of nvfp4.
-        device: Its number; None is the current one.
+        format_v: The format of values; None is format. All pairs work, except that f16 needs nvfp4 or f16 beside it,
+            and that 16 bits beside a block format need head dimensions up to 128.
+        k_global: Factor of codes times scales of keys, above 0: a number, one for each head, or float32 on the device,
+            whose values are not checked. Other quantizers may expect the reciprocal 1 / g.
+        v_global: The same for values.
+        k_mean: Floats [heads, dim], subtracted from keys before they are quantized. It is fixed before the first key is
+            written. Scores are those of the original keys.
+        scale_rule: As in `quantize`; None is "rceil" for mxfp8, "even" for mxfp4, "amax" for nvfp4.
+        device: The number of the device; None is the current one.
 
     Attributes:
-        arrays: By name k, k_scales, v and v_scales: [pages, heads, page_size, bytes or values]; None where there is
-            none.
-        nbytes: Of all arrays.
+        arrays: The arrays k, k_scales, v and v_scales by name: [pages, heads, page_size, bytes or values]; None for
+            scales of 16-bit formats.
+        nbytes: Bytes of all arrays.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
         OutOfMemory: The device has no room.
     """
 
@@ -104,17 +105,17 @@ class KVCache:
         k_mean: Array | None = None,
         scale_rule: ScaleRule | None = None,
     ) -> "KVCache":
-        """Make a cache over memory of an engine on a device, of any strides; nothing is copied.
+        """Make a cache over existing device memory, such as an inference engine's, of any strides; nothing is copied.
 
         Arrays are [pages, heads, page_size, ..] with layout="hnd", [pages, page_size, heads, ..] with "nhd". The last
-        axis lies without gaps: dim values of 16 bits, dim bytes of mxfp8, dim / 2 bytes of 4 bits, dim / 32 or dim / 16
-        bytes of scales (None in 16 bits). They are uint8, or the dtypes of ml_dtypes. Rows of codes begin at multiples
-        of 16 bytes, rows of scales anywhere. Caches for SM100 have the scales of V swizzled, four tokens at a time.
-        That cannot be seen: bring such scales in order with `unswizzle_values` first, or every value is multiplied with
-        the scale of another token.
+        axis has no gaps: dim values of 16 bits, dim bytes of mxfp8, dim / 2 bytes of 4-bit formats, dim / 32 or dim /
+        16 bytes of scales (None in 16 bits). They are uint8, or the dtypes of ml_dtypes. Rows of codes start at
+        multiples of 16 bytes, rows of scales anywhere.
+        Caches for SM100 have the scales of V swizzled, four tokens at a time. This cannot be detected: call
+        `unswizzle_values` on such scales first, or values are multiplied with the scales of other tokens.
 
         Raises:
-            ArgumentError: Something does not fit.
+            ArgumentError: An argument is invalid; the message names it.
         """
         if layout not in ("hnd", "nhd"):
             raise ArgumentError(f"KVCache.over: layout is {layout!r}; pass 'hnd' or 'nhd'")
@@ -143,8 +144,8 @@ class KVCache:
 
     @staticmethod
     def _check_array(name: str, x, expected, dtype, first) -> None:
-        """ArgumentError unless an array is there or not as its format says, of the shape and dtype, on the device of
-        the first."""
+        """Raise ArgumentError unless an array is given exactly if its format has it, with the expected shape and dtype,
+        on the device of the first array."""
         if (x is None) != (expected is None):
             what = "is missing" if x is None else f"is {x.dtype} {list(x.shape)}"
             says = "16-bit formats have no scales" if expected is None else f"pass scales {list(expected)}"
@@ -177,7 +178,7 @@ class KVCache:
     def _describe(
         self, function: str, format, format_v, pages: int, page_size: int, heads: int, dim: int, dim_v: int
     ) -> None:
-        """Take formats and sizes; ArgumentError for those that no kernel has."""
+        """Set formats and sizes; ArgumentError for those that no kernel supports."""
         format_v = format if format_v is None else format_v
         for name, one in (("format", format), ("format_v", format_v)):
             if not isinstance(one, str) or one not in FORMATS:
@@ -220,7 +221,7 @@ class KVCache:
         return shapes
 
     def _finish(self, function: str, backend, k_global, v_global, k_mean, scale_rule) -> None:
-        """Take what goes with the arrays, and the memory in which slots are claimed."""
+        """Set global scales, mean and scale rules, and allocate the claims of slots."""
         self.scale_rule = {}
         for name, format in (("k", self.format), ("v", self.format_v)):
             rules = BLOCK_FORMATS[format].rules if format in BLOCK_FORMATS else ()
@@ -231,7 +232,7 @@ class KVCache:
             self.scale_rule[name] = rule
         self.k_global = self._levels(function, "k_global", k_global, backend)
         numbers = None if isinstance(k_global, DeviceArray) else np.unique(np.asarray(k_global, np.float32))
-        self.k_factor = float(numbers[0]) if numbers is not None and len(numbers) == 1 else None  # that of every head
+        self.k_factor = float(numbers[0]) if numbers is not None and len(numbers) == 1 else None  # one for all heads
         self.v_global = self._levels(function, "v_global", v_global, backend)
         self.k_mean = None
         if k_mean is not None:
@@ -257,7 +258,7 @@ class KVCache:
         self._claims = claims.view(np.int32)
 
     def _levels(self, function: str, name: str, value, backend) -> DeviceArray | None:
-        """Global scales of the heads, float32 on the device; None where all are 1."""
+        """Return the global scales of the heads, float32 [heads] on the device; None if all are 1."""
         (level,) = as_arrays(function, **{name: value})
         if tuple(level.shape) not in ((), (1,), (self.heads,)) or level.dtype.kind not in "fiu":
             raise ArgumentError(
@@ -290,7 +291,7 @@ class KVCache:
         return sum(x.nbytes for x in self.arrays.values() if x is not None)
 
     def multiplied(self, dtype) -> Format:
-        """The format in which queries of a dtype are multiplied with this cache."""
+        """The 16-bit format in which queries of a dtype are multiplied with this cache."""
         formats = {self.format, self.format_v}
         plain = next((_PLAIN[format] for format in formats if format in _PLAIN), None)
         return plain or (f16 if dtype == np.float16 and formats == {"nvfp4"} else bf16)
@@ -301,20 +302,20 @@ class KVCache:
         formats = self.format if self.format_v == self.format else f"{self.format} and {self.format_v}"
         return f"KVCache({formats}, {sizes}, {self.nbytes} bytes on {self.backend.describe()})"
 
-    # What changes it
+    # Reading and writing
 
     def append(self, k: Array, v: Array, slots: WholeNumbers, *, stream: StreamLike = None) -> None:
         """Write tokens: k [tokens, heads, dim] and v [tokens, heads, dim_v] to their slots, int64 [tokens].
 
-        A slot is page * page_size + offset. Tokens whose slot is negative or past the end are skipped; of several with
-        one slot the first is written. k and v are float32, float16 or bfloat16, of any strides. A row becomes the bytes
-        of `quantize(row, format, scale_rule=..., global_scale=...)`; in 16 bits it is rounded to nearest, ties to even.
-        Formats without a global scale divide by it first. Nothing but the addressed rows changes. Appends in one stream
-        are ordered. Two streams, or threads, may append to different pages at a time. Nothing waits, and graphs may
-        hold it.
+        A slot is page * page_size + row. Tokens whose slot is negative or past the end are skipped; of several tokens
+        with the same slot the first is written. k and v are float32, float16 or bfloat16, of any strides. A row becomes
+        the bytes of `quantize(row, format, scale_rule=..., global_scale=...)`; in 16 bits it is rounded to nearest,
+        ties to even. For formats without a global scale, rows are divided by k_global or v_global first. Only the
+        addressed rows change. Appends in one stream are ordered. Two streams, or threads, may append to different pages
+        at the same time. The call does not wait, and graphs can capture it.
 
         Raises:
-            ArgumentError: Something does not fit.
+            ArgumentError: An argument is invalid; the message names it.
         """
         where = dict(k=k, v=v, slots=slots)
         where = dict(zip(where, as_arrays("append", **where)))
@@ -354,19 +355,20 @@ class KVCache:
             kernel(slots, claims, codes=self.arrays[name], **arguments, release=release, stream=stream)
 
     def check_writeable(self, function: str) -> None:
-        """ArgumentError where an array of the cache is read-only."""
+        """Raise ArgumentError if an array of the cache is read-only."""
         for name, x in self.arrays.items():
             if x is not None and not x.writeable:
                 received = f"{name} of the cache is read-only"
                 raise ArgumentError(f"{function}: {received}; make it over memory that can be written")
 
     def claimed(self, slots: DeviceArray, stream) -> DeviceArray:
-        """Claims of the slots of tokens on the device, which the kernel that writes the tokens gives up."""
+        """Launch `claim_slots` for slots on the device and return the claims; the kernel that writes the tokens resets
+        them."""
         claim_slots(slots, self._claims, stream=stream)
         return self._claims
 
     def _here(self, function: str, name: str, x, stream) -> DeviceArray:
-        """An array on the cache's device; ArgumentError for one on another."""
+        """Return an array on the cache's device; ArgumentError if it is on another device."""
         if not isinstance(x, DeviceArray):
             return upload(self.backend, x, stream)
         if x.backend is not self.backend:
@@ -384,18 +386,18 @@ class KVCache:
         tokens: WholeNumbers | None = None,
         stream: StreamLike = None,
     ) -> None:
-        """Copy pages within the cache, such as the last one of a prefix that two sequences share.
+        """Copy pages within the cache, such as the last page of a prefix that two sequences share.
 
         Args:
-            sources: int32 [count]. On the host pages are checked: they are there, none is a target twice, and none is
-                both.
+            sources: int32 [count]. Host arrays are checked: pages exist, no page is a target twice, and no page is both
+                a source and a target.
             targets: int32 [count].
-            tokens: int32 [count], how many tokens of each page are copied. None copies all; the emulator reports that
-                as a read of what nothing wrote where pages are not full.
-            stream: Of the device; None is the library's own.
+            tokens: int32 [count], how many tokens of each page are copied. None copies whole pages; for pages that are
+                not full, the emulator reports this as a read of memory that was never written.
+            stream: A stream of the device; None is the library's own.
 
         Raises:
-            ArgumentError: Something does not fit.
+            ArgumentError: An argument is invalid; the message names it.
         """
         pair = [
             whole_numbers("copy_pages", name, x, "one for each page")
@@ -433,9 +435,9 @@ class KVCache:
         self, block_table: Array, key_lengths: WholeNumbers, *, stream: StreamLike = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Dequantize keys and values of sequences: float32 NumPy arrays [B, heads, S, dim] and [B, heads, S, dim_v].
-        This waits.
+        The call waits.
 
-        S is the largest of key_lengths, int32 [B]. Rows behind a sequence's last are zeros. Keys have k_mean added.
+        S is the largest of key_lengths, int32 [B]. Rows after a sequence's last key are zeros. Keys have k_mean added.
         """
         table, lengths = checked_tables("read", self, block_table, key_lengths)
         table, lengths = (x.to_numpy(stream=stream) if isinstance(x, DeviceArray) else x for x in (table, lengths))
@@ -452,7 +454,7 @@ class KVCache:
         return found[0], found[1]
 
     def _unpacked(self, name: str, table: np.ndarray, lengths: np.ndarray, keys: int, stream) -> np.ndarray:
-        """Codes times scales of K or V, float32 on the host."""
+        """Return codes times scales of K or V, float32 on the host."""
         format, dim = (self.format, self.dim) if name == "k" else (self.format_v, self.dim_v)
         if not keys or not len(lengths):
             return np.zeros((len(lengths), self.heads, keys, dim), np.float32)
@@ -468,10 +470,10 @@ class KVCache:
 
     @staticmethod
     def unswizzle_values(v_scales: Array) -> np.ndarray:
-        """Bring scales of V of SM100's caches in linear order: uint8 [..., tokens, D / 16], on the host.
+        """Convert the scales of V of SM100 caches to linear order: uint8 [..., tokens, D / 16], on the host.
 
-        There the bytes of four tokens stand together: byte i of token t of four is byte 4 i + t of the four rows.
-        tokens is a multiple of 4. Source: FlashInfer, csrc/xqa, and vLLM, reshape_and_cache_nvfp4.
+        In these caches the bytes of four tokens are interleaved: byte i of token t of the four is byte 4 i + t of their
+        four rows. tokens is a multiple of 4. Source: FlashInfer, csrc/xqa, and vLLM, reshape_and_cache_nvfp4.
         """
         (scales,) = as_arrays("unswizzle_values", v_scales=v_scales)
         if (
@@ -491,14 +493,14 @@ class KVCache:
 
 
 def as_bytes(x: DeviceArray) -> DeviceArray:
-    """An array [pages, heads, page, row] as bytes."""
+    """View an array [pages, heads, page, row] as bytes."""
     strides = (*x.strides[:3], 1)
     shape = (*x.shape[:3], x.shape[3] * x.dtype.itemsize)
     return DeviceArray(x.memory, x.address, shape, np.uint8, strides, x.writeable)
 
 
 def overlapping(cache: KVCache, x: DeviceArray) -> str | None:
-    """The array of a cache that shares memory with x, by name."""
+    """Return the name of the cache's array that shares memory with x, or None."""
     for name, mine in cache.arrays.items():
         if (
             mine is not None
@@ -510,7 +512,7 @@ def overlapping(cache: KVCache, x: DeviceArray) -> str | None:
 
 
 def checked_tables(function: str, cache: KVCache, block_table, key_lengths) -> tuple[Any, Any]:
-    """block_table [B, pages] and key_lengths [B], int32; ArgumentError for others, and on the host for lengths beyond
+    """Return block_table [B, pages] and key_lengths [B], int32; ArgumentError for others, and for host lengths beyond
     the table."""
     table = whole_numbers(function, "block_table", block_table, "[B, pages of a sequence]")
     lengths = whole_numbers(function, "key_lengths", key_lengths, "one for each row of block_table")
@@ -537,7 +539,7 @@ def checked_tables(function: str, cache: KVCache, block_table, key_lengths) -> t
 
 
 def block_table_from_csr(indptr: WholeNumbers, indices: WholeNumbers) -> np.ndarray:
-    """Make a block table of pages in compressed rows: int32 [B, the most pages of a sequence].
+    """Make a block table from page lists in CSR form: int32 [B, the most pages of a sequence].
 
     Args:
         indptr: B + 1 whole numbers that rise from 0: sequence b has the pages indices[indptr[b]] to indices[indptr[b +
@@ -545,7 +547,7 @@ def block_table_from_csr(indptr: WholeNumbers, indices: WholeNumbers) -> np.ndar
         indices: Page numbers.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     starts, pages = (
         np.asarray(whole_numbers("block_table_from_csr", n, x, "as lists of pages"))
@@ -608,13 +610,13 @@ def slots_of(
     Args:
         block_table: int32 [B, pages of a sequence].
         sequence_ids: int32 [tokens].
-        positions: int32 [tokens]. Tokens whose sequence or position the table does not have get -1, which `append`
+        positions: int32 [tokens]. A token whose sequence or position is outside the table gets slot -1, which `append`
             skips.
         page_size: Tokens of a page.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     named = dict(block_table=block_table, sequence_ids=sequence_ids, positions=positions)
     table, ids, places = (

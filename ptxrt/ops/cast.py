@@ -1,4 +1,4 @@
-"""The kernel that brings rows into the type, width and order that other kernels take."""
+"""The kernel that converts rows to the type, width and order that other kernels take."""
 
 from ..declaration import In, Out, scattered
 from ..formats import bf16, f16, f32
@@ -22,9 +22,9 @@ def cast(
     y_f16: Out[f16, "batch heads rows width", scattered] = None,
     y_bf16: Out[bf16, "batch heads rows width", scattered] = None,
 ):
-    """Copy rows to another type and width: rounded to nearest, ties to even; cut, or filled up with zeros.
+    """Copy rows to another type, rounded to nearest, ties to even, and to another width, cut or padded with zeros.
 
-    A value beyond float16 becomes infinite. NaN stays NaN, without its payload.
+    Values beyond float16 become infinite. NaN stays NaN, without its payload.
     """
     for y in (y_f32, y_f16, y_bf16):
         if y is not None:

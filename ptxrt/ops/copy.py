@@ -1,4 +1,4 @@
-"""The kernel that moves bytes: copies of arrays and parts of them, whatever their elements are."""
+"""The kernel that copies bytes: whole arrays or parts of them, with elements of any type."""
 
 from ..declaration import In, Out, scattered
 from ..formats import u8
@@ -11,5 +11,5 @@ from ..kernel import kernel
     + [dict(batch=1, heads=1, rows=300, width=64)],
 )
 def copy_bytes(x: In[u8, "batch heads rows width", scattered], y: Out[u8, "batch heads rows width", scattered]):
-    """Copy bytes from and to any strides. An axis of x may be repeated (a stride of 0); x and y share no byte."""
+    """Copy bytes between any strides. A stride of 0 repeats an axis of x; x and y do not overlap."""
     y[:] = x

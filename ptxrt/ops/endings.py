@@ -1,4 +1,4 @@
-"""How kernels end: the formats that float32 values of rows may be rounded to, and a kernel that does nothing else."""
+"""Endings: the block formats that kernels may quantize their float32 results to, and a kernel that only does this."""
 
 import numpy as np
 
@@ -8,14 +8,15 @@ from ..formats import bf16, f16, f32, i32, u8
 from ..kernel import kernel
 from .quantized import layout_of
 
-# The block formats in which a kernel can end; it takes the number of one, from 1 on, and 0 for none.
+# The block formats that a kernel can quantize its results to. Kernels take the number of one, from 1 on, and 0 for
+# none.
 ENDINGS = ("mxfp8", "mxfp4", "nvfp4")
-# How values stand in lanes: loads of 8, loads of 16, accumulators of matrix instructions.
+# How a lane holds values: loads of 8, loads of 16, or accumulators of MMAs.
 WAYS = ("eights", "sixteens", "accumulators")
 
 
 def ending_layout(format: str, shape: tuple[int, ...], swizzled: bool):
-    """The layout of quantized rows."""
+    """Return the layout of quantized rows."""
     return layout_of("ending", BLOCK_FORMATS[format], shape, -1, "128x4" if swizzled else "linear")
 
 
@@ -35,7 +36,7 @@ def _case(format: str, rows: int, cols: int, swizzled: int = 0, **rest) -> dict:
 
 
 def _values(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples: normal values of many sizes, and a block that is not finite."""
+    """Examples: normal values of many magnitudes, and a block with a value that is not finite."""
     x = np.ldexp(rng.standard_normal(shape), rng.integers(-9, 9, (shape[0], 1))).astype(np.float32)
     x[shape[0] // 2, :2] = np.inf, -np.inf
     return x
@@ -67,14 +68,12 @@ def probe_ending(
     way: Scalar[i32, 0, 1, 2],
     global_scale: Scalar[f32] = 1.0,
 ):
-    """Write rows as kernels do at their end: in 16 or 32 bits, and as codes and scales with the bytes of `quantize`.
+    """Write rows as kernels write results: in 16 or 32 bits, or as codes and scales with the bytes of `quantize`.
 
-    The first of out_bf16, out_f16 and out_f32 that is there is written, rounded to nearest, ties to even. ending: 0
-    none, 1 mxfp8,
-    2 mxfp4, 3 nvfp4; rule: the number of a scale rule of it; swizzled: scales in 128x4 tiles; a row that ends within a
-    block is
-    filled up with zeros. way: whether a lane loads 8 values of a row, or 16, or has accumulators of matrix
-    instructions.
+    Without an ending, values are rounded to nearest, ties to even, to the first of out_bf16, out_f16 and out_f32 that
+    is given. ending: 0 none, 1 mxfp8, 2 mxfp4, 3 nvfp4; rule: the number of its scale rule; swizzled: scales in 128x4
+    tiles. A row that ends within a block is padded with zeros. way: a lane holds 0 loads of 8 values of a row, 1 loads
+    of 16, 2 accumulators of MMAs.
     """
     for out in (out_bf16, out_f16, out_f32):
         if out is not None:

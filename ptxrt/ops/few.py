@@ -1,4 +1,4 @@
-"""Calls of `attention` with few queries: the nodes of every sequence by `attention_few`, and their merge."""
+"""`attention` with few queries: launches `attention_few` for the nodes of all sequences, then merges them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FewOperands:
-    """What `attention_few` takes of a call: its operands by name, and what belongs to the merge."""
+    """The arguments of `attention_few` by name, and those of the merge."""
 
     named: dict[str, Any]
     row_shift: DeviceArray | None = None
@@ -28,11 +28,11 @@ class FewOperands:
 
 
 def families(call: Call) -> tuple[bool, bool]:
-    """Whether a call has sequences of few queries, for which there is a kernel of their own, and whether it has others.
+    """Return whether `attention_few` serves some sequences of a call, and whether some are left for the other kernel.
 
-    Calls with a mask, of smoothed queries, of more keys than one merge takes, of values in 16 bits with tiles of more
-    than MIXED_DIM columns, and of packed sequences whose lengths are on a device or whose sums are wanted, have no few
-    queries.
+    `attention_few` serves sequences of at most FEW_QUERIES queries. It serves no calls with a mask, with smoothed
+    queries, with more keys than one merge takes, or with 16-bit values and tiles of more than MIXED_DIM columns; and no
+    packed sequences with lengths on a device or with normalize=False.
     """
     if call.way.pv == "bf16" and max(call.way.dims(call.k, call.v)) > MIXED_DIM:
         return False, True
@@ -47,14 +47,14 @@ def families(call: Call) -> tuple[bool, bool]:
 
 
 def only(call: Call, few: bool) -> Call:
-    """A packed call of its sequences of few queries alone, or of the others: what is left out has no queries."""
+    """Return a packed call with only its sequences of few queries, or only the others; the rest get no queries."""
     starts, counts = call.cu_seqlens_q[:-1], np.diff(call.cu_seqlens_q)
     ends = starts + np.where((counts <= FEW_QUERIES) == few, counts, 0)
     return replace(call, sequences=dict(call.sequences, query_ends=ends.astype(np.int32)))
 
 
 def sinks_on(call: Call, place: Place) -> DeviceArray:
-    """The sinks of a call on the device, float32 [heads]."""
+    """Return the sinks of a call on the device, float32 [heads]."""
     sinks = place.put(call.sinks)
     if sinks.dtype == np.float32:
         return sinks
@@ -63,10 +63,10 @@ def sinks_on(call: Call, place: Place) -> DeviceArray:
 
 
 def sums_of(call: Call, operands: FewOperands, place: Place, others: bool) -> dict[str, DeviceArray]:
-    """Launch attention of the few queries of a call on the device: the arguments of `attention_merge`, whose arrays are
+    """Launch `attention_few` for a call on the device; return the sums as arguments of `attention_merge`, arrays
     [nodes, ..].
 
-    others: whether sequences are left out, whose nodes count nothing.
+    others: whether the call has other sequences; the row_max of their nodes is then set to -inf.
     """
     (batch, _, queries, _), (_, heads_kv, keys, dim_v) = call.q.shape, call.v.shape
     rows, nodes = (batch, heads_kv, call.group, queries), nodes_of(keys)
@@ -89,8 +89,8 @@ def sums_of(call: Call, operands: FewOperands, place: Place, others: bool) -> di
 def merged(
     call: Call, operands: FewOperands, place: Place, sums: dict[str, DeviceArray], target: DeviceArray, figures: dict
 ) -> None:
-    """Finish: the output in target, [batch, heads, queries, dim_v], and figures, [batch, heads, queries], by the
-    names of the merge.
+    """Merge the sums into target [batch, heads, queries, dim_v] and figures [batch, heads, queries], by argument names
+    of the merge.
     """
     (batch, heads, queries, _), nodes = call.q.shape, sums["row_max"].shape[0]
     arguments = {name: x.reshape(nodes, batch, heads, *x.shape[4:]) for name, x in sums.items()}

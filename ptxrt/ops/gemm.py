@@ -1,4 +1,5 @@
-"""The friendly functions of matrix products: `matmul`, and `exact_matmul`, what it computes in float64."""
+"""The public functions of matrix products: `matmul`, `matmul_grouped`, and `exact_matmul`, a float64 reference on the
+host."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from .smoothing import operand_scale
 
 @dataclass(frozen=True)
 class Product:
-    """What multiplies a pair of formats: on whole tiles, and where rows are few."""
+    """The kernels of a pair of formats: for whole tiles and for few rows."""
 
     tiles: Kernel
     few: Kernel
@@ -103,47 +104,49 @@ def matmul(
 ) -> Any:
     """Compute C = activation(alpha A B^T + bias) + residual for a [.., M, K] and b [.., N, K]; leading axes broadcast.
 
-    Products are exact, sums are float32 in a fixed order, everything behind them is float32, and C is rounded once. A
-    NaN in a row of a makes that row of C NaN, in a row of b that column. The bits of a row of C depend neither on the
-    other rows nor on the batch, as long as both have more, or both have not more, than 64 rows. M or N of 0 gives an
-    empty C, K of 0 gives activation(bias) + residual. NumPy arrays give NumPy results. With any device array results
-    stay on the device; the call does not wait. Kernels: `gemm_NAME`, and `gemm_few_NAME` where K is cut.
+    Products are exact, sums are float32 in a fixed order, everything after the sums is float32, and C is rounded once.
+    A NaN in a row of a makes that row of C NaN; a NaN in a row of b makes that column NaN. The bits of a row of C
+    depend neither on the other rows nor on the batch; only calls of up to 64 rows and calls of more may differ. M or N
+    of 0 gives an empty C, K of 0 gives activation(bias) + residual. If all arrays are NumPy arrays, results are NumPy
+    arrays. If any is a device array, results stay on the device and the call does not wait. Kernels: `gemm_NAME`, and
+    `gemm_few_NAME` if K is split.
 
     a and b are both bf16, f16, mxfp8, mxfp4 or nvfp4; or a is mxfp8 and b mxfp4; or a is bf16 and b nvfp4, mxfp4 or
     mxfp8.
 
     Args:
-        a: float32, float16 or bfloat16 on any strides (on a device, from 0 on), or a QuantizedArray.
+        a: float32, float16 or bfloat16 on any strides (on a device none below 0), or a QuantizedArray.
         b: The same.
         a_format: "bf16" or "f16", or a block format that the call quantizes to; None is the array's own 16-bit type.
-            Arrays of another type are rounded to it.
-        b_format: The same of b.
-        transpose_b: False takes b as [.., K, N], which is copied.
+            Arrays of another type are rounded to a_format.
+        b_format: The same for b.
+        transpose_b: False takes b as [.., K, N] and copies it.
         alpha: A finite number.
         bias: [N] floats.
-        activation: None, "relu", "gelu" (by erf), "gelu_tanh", "silu" or "swiglu". "swiglu" makes column i of columns g
-            = 2 i and u = 2 i + 1, so that C has N / 2: g sigmoid(alpha g) (u + offset), g at most `limit`, u within it.
-            Other numbers than no limit, 1 and 0 as ("swiglu", dict(limit=, alpha=, offset=)).
+        activation: None, "relu", "gelu" (by erf), "gelu_tanh", "silu" or "swiglu". "swiglu" makes column i of C from
+            columns g = 2 i and u = 2 i + 1, so that C has N / 2 columns: g sigmoid(alpha g) (u + offset), with g at
+            most `limit` and u within [-limit, limit]. Defaults are no limit, alpha 1 and offset 0; others are passed as
+            ("swiglu", dict(limit=, alpha=, offset=)).
         residual: Floats of C's shape.
         out_format: "mxfp8", "mxfp4" or "nvfp4": C is a QuantizedArray with the bytes of `quantize` on the unrounded
             float32 values.
-        out_scale_rule: As of `quantize`, but None is "rceil" of mxfp8 and "even" of mxfp4.
+        out_scale_rule: As in `quantize`, but None is "rceil" for mxfp8 and "even" for mxfp4.
         out_scale_layout: "linear" or "128x4".
-        out_global_scale: Of nvfp4: a positive number or a float32 device scalar.
-        a_scale_rule: Of an array that the call quantizes; as out_scale_rule.
-        b_scale_rule: The same of b.
-        a_global_scale: Of an array that the call quantizes to nvfp4; None takes the smallest 2**n / 6 under which no
-            finite value saturates.
-        b_global_scale: The same of b.
+        out_global_scale: The global scale of nvfp4: a positive number or a float32 device scalar.
+        a_scale_rule: The scale rule of an array that the call quantizes; None as in out_scale_rule.
+        b_scale_rule: The same for b.
+        a_global_scale: The global scale of an array that the call quantizes to nvfp4; None takes the smallest 2**n / 6
+            under which no finite value saturates.
+        b_global_scale: The same for b.
         out_dtype: float32, float16 or bfloat16; None is the type of `a`.
-        splits: None cuts K, for up to 64 rows, into eight runs that depend on K and the formats alone, added in a fixed
-            tree; 1 cuts it nowhere.
-        out: An array of C's shape to write to; its dtype replaces `out_dtype`. It may be `residual` itself and overlaps
-            no other argument.
-        stream: Of the device; None is the library's own.
+        splits: None splits K, for up to 64 rows, into eight runs that depend only on K and the formats and are added in
+            a fixed tree; 1 does not split.
+        out: An array of C's shape to write to; its dtype replaces `out_dtype`. It may be `residual` itself and must not
+            overlap any other argument.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     call = gemm_call(
         *(
@@ -237,24 +240,24 @@ def matmul_grouped(
     out: Array | QuantizedArray | None = None,
     stream: StreamLike = None,
 ) -> Any:
-    """Compute C of groups of rows, each by a matrix of its own: a [T, K], b [groups, N, K], C [T, N].
+    """Multiply groups of rows, each by a matrix of its own: a [T, K], b [groups, N, K], C [T, N].
 
-    A group has the bits of a product of that group alone. Arguments that are not listed are those of `matmul`.
+    Each group has the bits of a product of that group alone. Arguments that are not listed are those of `matmul`.
 
     Args:
-        a: Rows, as of `matmul`.
-        b: A matrix for each group, as of `matmul`.
+        a: Rows, as in `matmul`.
+        b: One matrix for each group, as in `matmul`.
         group_starts: int32 [groups + 1]: rows group_starts[g] to group_starts[g + 1] are multiplied by b[g]. Groups may
-            be empty. On the host it is checked: it begins at 0, never falls and ends at T. On a device it is not looked
-            at, so that a graph serves every routing; rows of C behind its last number are not written. Of "128x4"
-            scales those of rows that C has not are 0.
-        rows: int32 [T']: C has T' rows, and row i is made of row rows[i] of a. `route` gives it as `order`.
+            be empty. A host array is checked: it begins at 0, never falls and ends at T. A device array is not checked,
+            so that a graph can serve every routing; rows of C after its last number are not written. "128x4" scales of
+            padding rows are 0.
+        rows: int32 [T']: C has T' rows, and row i is computed from row rows[i] of a. `route` returns it as `order`.
         alpha: One number, or an array of one float32 for each group.
         out_global_scale: The same.
         bias: [N], or [groups, N].
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     call = grouped_call(
         *(
@@ -296,13 +299,13 @@ def interleave_rows(gate: HostArray | QuantizedArray, up: HostArray | QuantizedA
 
     Args:
         gate: A NumPy array [.., N, K], or a QuantizedArray of NumPy arrays with axis -1.
-        up: The same, of one shape and dtype, or of one format and layout; of nvfp4 with one global scale for both.
+        up: The same, with gate's shape and dtype, or its format and layout; nvfp4 needs one global scale for both.
 
     Returns:
-        [.., 2 N, K]; scales come back in their layout.
+        [.., 2 N, K]; scales keep their layout.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     if isinstance(gate, QuantizedArray) and isinstance(up, QuantizedArray):
         same = gate.layout == up.layout and gate.axis == -1 and not gate.on_device and not up.on_device
@@ -339,7 +342,7 @@ def _in_turn(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def exact_matmul(a, b, *, transpose_b=True, alpha=1.0, bias=None, activation=None, residual=None) -> np.ndarray:
-    """What `matmul` computes of the values of a and b, in float64 on the host."""
+    """Compute what `matmul` computes from the values of a and b, in float64 on the host."""
     a, b = (np.asarray(x).astype(np.float64) for x in (a, b))
     with np.errstate(invalid="ignore", over="ignore"):
         c = alpha * (a @ (b.swapaxes(-1, -2) if transpose_b else b))
@@ -351,14 +354,14 @@ def exact_matmul(a, b, *, transpose_b=True, alpha=1.0, bias=None, activation=Non
 
 
 def call_of(a, b, **options) -> Call:
-    """What a call of `matmul` asks for, with all options but `stream`; nothing is uploaded or launched."""
+    """Describe a call of `matmul` with all options except `stream`; nothing is uploaded or launched."""
     defaults = {p.name: p.default for p in inspect.signature(matmul).parameters.values() if p.kind is p.KEYWORD_ONLY}
     del defaults["stream"]
     return gemm_call(PRODUCTS, a, b, **(defaults | options))
 
 
 def multiplied(call: Call) -> list[np.ndarray]:
-    """The values of a and b on the host as a call multiplies them, [.., rows, K]."""
+    """Return the values of a and b on the host as a call multiplies them, [.., rows, K]."""
     return [_multiplied(x) for x in (call.a, call.b)]
 
 
@@ -380,30 +383,31 @@ def _multiplied(x: Operand) -> np.ndarray:
     return np.asarray(quantize_reference(values, x.format, scale_rule=x.rule, pad=True, **level))
 
 
-# Operands on a device
+# Operands on the device
 
 
 @dataclass(frozen=True)
 class _Floats:
-    """Matrices of 16 bits whose rows kernels can load, [.., rows, K]."""
+    """16-bit matrices [.., rows, K] whose rows kernels can load."""
 
     array: DeviceArray
 
     def part(self, name: str, batch: tuple[int, ...], prefix: tuple[int, ...]) -> dict[str, Any] | None:
-        """The kernel's arguments for the matrices of C under some first indices; None where they do not lie evenly."""
+        """Return the kernel's arguments for the matrices of C whose first batch indices are `prefix`; None if one
+        stride cannot describe them."""
         whole = _part(self.array.broadcast_to((*batch, *self.array.shape[-2:])), batch, prefix)
         return None if whole is None else {name: whole}
 
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Matrices in codes and scales."""
+    """Matrices as codes and scales."""
 
     values: QuantizedArray
     codes: DeviceArray  # [matrices, rows, bytes], a multiple of 16 of them
 
     def part(self, name: str, batch: tuple[int, ...], prefix: tuple[int, ...]) -> dict[str, Any] | None:
-        """As of `_Floats`."""
+        """As in `_Floats`."""
         layout, rows = self.values.layout, self.values.shape[-2]
         leading = (1,) * (len(batch) + 2 - len(self.values.shape)) + self.values.shape[:-2]
         expected, held = batch[len(prefix) :], leading[len(prefix) :]
@@ -428,9 +432,9 @@ class _Blocks:
 
 
 def _loaded(x: Operand, call: Call, place: Place) -> _Floats | _Blocks:
-    """An operand on the device, as kernels take it."""
+    """Return an operand on the device in the form that kernels take."""
     values = x.values
-    if not call.depth:  # one chunk of zeros gives the same sums
+    if not call.depth:  # K = 0: a chunk of zeros gives the same sums
         place.put(values)
         shape = (*values.shape[:-1], ROW_UNIT)
         count = int(np.prod(shape))
@@ -456,7 +460,7 @@ def _loaded(x: Operand, call: Call, place: Place) -> _Floats | _Blocks:
 
 
 def quantized(x: DeviceArray, format: str, rule: str, global_scale, place: Place) -> QuantizedArray:
-    """An array quantized for a call, along its last axis; as quantize_operand does where no global scale is given."""
+    """Quantize an array along its last axis. Without a global scale it is computed as in `quantize_operand`."""
     if not x.is_contiguous:
         x = copied_to(x, format_of(x.dtype), place)
     level = {}
@@ -471,8 +475,8 @@ def quantized(x: DeviceArray, format: str, rule: str, global_scale, place: Place
 
 
 def _part(x: DeviceArray, batch: tuple[int, ...], prefix: tuple[int, ...]) -> DeviceArray | None:
-    """The matrices [count, rows, columns] under some first indices of [*batch, rows, columns]; None where they do not
-    lie evenly."""
+    """View the matrices of [*batch, rows, columns] whose first batch indices are `prefix` as [count, rows, columns];
+    None if one stride cannot describe them."""
     for index in prefix:
         x = x[index]
     try:
@@ -482,15 +486,15 @@ def _part(x: DeviceArray, batch: tuple[int, ...], prefix: tuple[int, ...]) -> De
 
 
 def _with_whole_rows(x: DeviceArray, place: Place) -> DeviceArray:
-    """x, or a copy of it where its rows have gaps."""
+    """Return x, or a copy if its rows have gaps."""
     return x if has_whole_rows(x) else copied_to(x, format_of(x.dtype), place)
 
 
-# A call on a machine
+# Running a call
 
 
 def _run(call: Call, stream):
-    """Launch what a call needs: conversions, quantizers, the product."""
+    """Launch a call: conversions, quantizers, the product."""
     out = call.out
     parts = [out.codes, out.scales] if isinstance(out, QuantizedArray) else [out]
     place = Place([*call.arrays.values(), *parts], stream)
@@ -509,12 +513,12 @@ def _run(call: Call, stream):
 
 
 def _run_quantizing(call: Call, place: Place, a, b, residual, options):
-    """A product whose end quantizes: in one launch where its matrices lie evenly, else of float32 values by
+    """Run a product with quantized C: in one launch if one stride describes its matrices, else as a float32 product and
     `quantize`."""
     layout, level = call.ending.layout, call.ending.level(place)
     codes, scales = call.ending.buffers(place, call.out)
     whole = next(_launches(call, a, b, residual), None) if codes.size else None
-    # The kernel for few rows has blocks of 16 columns behind a gate, which are half a block of the MX formats.
+    # With a gate, blocks of the kernel for few rows have 16 columns, half a block of the MX formats.
     halves = _cuts(call) and ACTIVATIONS[call.activation] == "swiglu" and layout.format.block > 16
     if whole and not halves and whole[0]["batch"] == int(np.prod(call.batch)):
         _launch(call, place, options, *whole[:2], **call.ending.arguments(codes, scales, level))
@@ -530,7 +534,7 @@ def _run_quantizing(call: Call, place: Place, a, b, residual, options):
 
 
 def _options(call: Call, place: Place) -> dict[str, Any]:
-    """What kernels take beside operands, residual and results."""
+    """Return the kernels' arguments besides operands, residual and results."""
     options = dict(alpha=call.alpha, activation=call.activation, **call.gate)
     if call.bias is not None:
         bias = _with_whole_rows(place.put(call.bias), place)
@@ -539,8 +543,8 @@ def _options(call: Call, place: Place) -> dict[str, Any]:
 
 
 def _launches(call: Call, a, b, residual, out=None, prefix: tuple[int, ...] = ()):
-    """What each launch takes: operands and their batch, the residual, and C; one where matrices lie evenly, else by the
-    first axis."""
+    """Yield the arguments of each launch: operands and their batch, the residual, and C. It is one launch if one stride
+    describes the matrices, else one or more for each index of the first axis."""
     parts = [a.part("a", call.batch, prefix), b.part("b", call.batch, prefix)]
     added, part = (None if x is None else _part(x, call.batch, prefix) for x in (residual, out))
     if None not in parts and (added is not None or residual is None) and (part is not None or out is None):
@@ -570,12 +574,12 @@ def _launch(call: Call, place: Place, options, operands, residual, **outputs) ->
 
 
 def _cuts(call: Call) -> bool:
-    """Whether K is cut: of few rows, and where nobody forbids it."""
+    """Whether K is split: for few rows, unless the call forbids it."""
     return call.splits is None and call.rows <= FEW_ROWS
 
 
 def _run_grouped(call: GroupedCall, stream):
-    """Launch a grouped product: groups of few rows and of many by kernels of their own, as they would be alone."""
+    """Launch a grouped product. Groups of few rows and groups of many have the kernels that they would have alone."""
     product, out = call.product, call.product.out
     parts = [out.codes, out.scales] if isinstance(out, QuantizedArray) else [out]
     place = Place([*product.arrays.values(), call.starts, call.order, call.alphas, *parts], stream)
@@ -615,15 +619,15 @@ def _run_grouped(call: GroupedCall, stream):
         kernel(**operands, **options, **results, least_rows=least, most_rows=most, stream=stream)
     if not product.ending:
         return target.handed_back()
-    if level is not None and level.size > 1:  # codes of each group count in its own; the caller has them
+    if level is not None and level.size > 1:  # each group has its own global scale, which the caller keeps
         level = fill_f32(x=place.empty((1,), f32), value=1.0, stream=stream)
     return product.ending.handed_back(place, codes, scales, level, out)
 
 
-# Enough parts of an array to fill a GPU, few enough for one block of threads to finish.
+# The most parts of an array for `amax`: enough to fill a GPU, few enough for one block of threads to finish.
 _AMAX_PARTS = 1024
 
-# (format of a, format of b) -> what multiplies them. Another pair is another line.
+# (format of a, format of b) -> the kernels. A new pair is a new line here.
 PRODUCTS = {
     ("bf16", "bf16"): Product(gemm_bf16, gemm_few_bf16),
     ("f16", "f16"): Product(gemm_bf16, gemm_few_bf16),

@@ -1,4 +1,4 @@
-"""What a call of `matmul` asks for: its arguments, checked against each other before anything is uploaded."""
+"""`Call` and `GroupedCall`: the arguments of `matmul` and `matmul_grouped`, checked before anything is uploaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .outputs import Ending, check_out, checked_ending
 from .quantize import given_global_scale, rule_number
 from .quantized import Packed, QuantizedArray
 
-# Up to so many rows K is cut by K alone.
+# Up to this many rows K is split, in a way that depends only on K and the formats.
 FEW_ROWS = 64
 _GATE = dict(limit=math.inf, alpha=1.0, offset=0.0)
 
@@ -36,17 +36,16 @@ class Operand:
 
     @property
     def quantizes(self) -> bool:
-        """Whether an array is to be quantized first."""
+        """Whether the call quantizes an array."""
         return self.format in BLOCK_FORMATS and not isinstance(self.values, QuantizedArray)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A product whose arguments fit each other.
+    """A checked call of `matmul`.
 
-    a [.., M, K], b [.., N, K]; batch: the leading axes of C; width: its columns,
-        N or half of it. output: the type of C, or None
-    with `ending`. caller_out: what the caller passed as out.
+    a [.., M, K], b [.., N, K]. batch: the leading axes of C. width: the columns of C, N or N / 2. output: the type of
+    C, or None if `ending` quantizes it. caller_out: the `out` that the caller passed.
     """
 
     a: Operand
@@ -69,12 +68,12 @@ class Call:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of C."""
+        """The shape of C."""
         return (*self.batch, self.rows, self.width)
 
     @property
     def arrays(self) -> dict[str, Any]:
-        """Every array that is read, by name."""
+        """All input arrays by name."""
         named = dict(a=self.a.values, b=self.b.values, bias=self.bias, residual=self.residual)
         named |= {f"{x.name}_global_scale": x.global_scale for x in (self.a, self.b)}
         if self.ending:
@@ -106,7 +105,7 @@ def gemm_call(
     splits,
     out,
 ) -> Call:
-    """Check the arguments of `matmul`, all of them given. products: by pair of formats."""
+    """Check the arguments of `matmul`. products: (format of a, format of b) -> kernels."""
     if not isinstance(transpose_b, (bool, np.bool_)):
         raise ArgumentError(f"matmul: transpose_b is {transpose_b!r}; pass True for b [N, K] or False for b [K, N]")
     a, b = _with_rows("a", a), _with_rows("b", b)
@@ -166,7 +165,7 @@ def gemm_call(
 
 
 def _with_rows(name: str, x):
-    """An array or a QuantizedArray with rows of K values."""
+    """Return an array or a QuantizedArray with rows of K values."""
     if isinstance(x, _Shape):
         return x
     if isinstance(x, Packed):
@@ -185,7 +184,7 @@ def _with_rows(name: str, x):
 
 
 def _format_of(name: str, x, asked, products) -> str:
-    """The format by which an operand is multiplied."""
+    """Return the format in which an operand is multiplied."""
     known = dict.fromkeys(pair["ab".index(name)] for pair in products)
     if asked is not None and (not isinstance(asked, str) or asked not in known):
         raise ArgumentError(f"matmul: {name}_format is {asked!r}; there are {', '.join(map(repr, known))}")
@@ -204,7 +203,7 @@ def _format_of(name: str, x, asked, products) -> str:
 
 
 def check_pair(products, a: str, b: str) -> None:
-    """ArgumentError for a pair of formats without a kernel, with the nearest one."""
+    """Raise ArgumentError for a pair of formats without a kernel; the message names the nearest pair."""
     if (a, b) in products:
         return
     nearest = max(products, key=lambda pair: (pair[0] == a) + (pair[1] == b))
@@ -231,7 +230,7 @@ def _operand(name: str, x, format: str, rule, global_scale) -> Operand:
 
 
 def checked_activation(activation) -> tuple[int, dict[str, float]]:
-    """The number of an activation and the numbers of its gate."""
+    """Return the number of an activation and the parameters of its gate."""
     options: Any = {}
     if isinstance(activation, (tuple, list)) and len(activation) == 2:
         activation, options = activation
@@ -255,7 +254,7 @@ def checked_activation(activation) -> tuple[int, dict[str, float]]:
 
 
 def checked_bias(bias, shape: tuple[int, ...], gated: bool):
-    """A bias of the columns before the activation."""
+    """Return the bias, one number for each column before the activation."""
     if bias is None:
         return None
     (bias,) = as_arrays("matmul", bias=bias)
@@ -283,7 +282,7 @@ def _checked_residual(residual, shape: tuple[int, ...]):
 
 
 def _output(a: Operand, caller_out, out_dtype, shape, out_format, rule, scale_layout, global_scale):
-    """The type of C, or how it is quantized."""
+    """Return the type of C, or how C is quantized."""
     values = _held(a.values)
     on_host = isinstance(values, np.ndarray)
     requested = (shape, caller_out, out_dtype, out_format, rule, scale_layout, global_scale)
@@ -295,7 +294,7 @@ def _output(a: Operand, caller_out, out_dtype, shape, out_format, rule, scale_la
 
 
 def check_output(call: Call) -> None:
-    """ArgumentError where C cannot be written to `out`."""
+    """Raise ArgumentError if C cannot be written to `out`."""
     check_out("matmul", call.out, call.ending, call.shape, call.arrays, "residual")
 
 
@@ -308,7 +307,8 @@ def _is_finite(value) -> bool:
 
 @dataclass(frozen=True)
 class GroupedCall:
-    """A product of groups of rows. product: what all groups have in common, as a product of all rows by one matrix."""
+    """A checked call of `matmul_grouped`. product: what all groups have in common, as a product of all rows by one
+    matrix."""
 
     product: Call
     groups: int
@@ -317,7 +317,8 @@ class GroupedCall:
     alphas: Any
 
     def launches(self, kernels) -> list[tuple]:
-        """Kernels, and the least and most rows of the groups that each takes: those that there may be."""
+        """Return (kernel, least rows, most rows) of groups for each launch; kernels without groups are left out if
+        sizes are known."""
         most = 2**31 - 1
         if self.product.splits is not None:
             return [(kernels.tiles, 0, most)]
@@ -346,7 +347,7 @@ def grouped_call(
     level,
     *rest,
 ):
-    """The arguments of `matmul_grouped`, checked."""
+    """Check the arguments of `matmul_grouped`."""
     a_rule, b_rule, a_level, b_level, out_dtype, splits, out = rest
     a, b = _with_rows("a", a), _with_rows("b", b)
     if len(a.shape) != 2 or len(b.shape) != 3:
@@ -425,19 +426,19 @@ def grouped_call(
 
 
 class _Shape:
-    """Stands for an operand of another shape while a call is checked."""
+    """An operand under another shape, while a call is checked."""
 
     def __init__(self, values, shape):
         self.values, self.shape, self.dtype = values, tuple(shape), getattr(values, "dtype", None)
 
 
 def _held(x):
-    """What an operand is of."""
+    """Return the array of an operand."""
     return x.values if isinstance(x, _Shape) else x
 
 
 def _whole_numbers(name: str, x, shape):
-    """int32 of one axis: from anything on the host, as they are on a device."""
+    """Return int32 with one axis. Host arrays may have any integer type; device arrays must be int32."""
     (x,) = as_arrays("matmul_grouped", **{name: x})
     fits = x.dtype == np.int32 if isinstance(x, DeviceArray) else x.dtype.kind in "iu"
     if len(x.shape) != 1 or not fits or (shape and tuple(x.shape) != shape):

@@ -1,4 +1,4 @@
-"""The declarations of the kernels of matrix products, and products in float64, which are their reference."""
+"""Declarations of the kernels of matrix products, and float64 products, their reference."""
 
 import inspect
 import math
@@ -12,24 +12,23 @@ from ..formats import bf16, f16, f32, i32, pack, u8
 from ..kernel import kernel
 from .endings import ENDINGS, ending_layout
 
-# Activations by the numbers that kernels know them by.
+# Activations, indexed by the kernels' scalar `activation`.
 ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu", "swiglu")
-# Compiled tiles, named by their columns, and the rows of each.
+# Compiled tiles: columns -> rows.
 TILE_ROWS = {64: 64, 256: 128}
-# Pairs of formats of A and B of which one or both are block formats.
+# (format of A, format of B) with at least one block format.
 BLOCK_PAIRS = (
     *(("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("mxfp8", "mxfp4")),
     *(("bf16", "nvfp4"), ("bf16", "mxfp4"), ("bf16", "mxfp8")),
 )
-# Most rows of a block of the kernels for few.
+# The most rows of a block in the kernels for few rows.
 FEW_BLOCK_ROWS = 64
-# Large tiles from which on they are better than many small ones (an RTX 5090 has 170 multiprocessors, an H200 132).
+# From this many large tiles on they are faster than small ones (an RTX 5090 has 170 multiprocessors, an H200 132).
 _FEWEST_TILES = 100
 
 
 def tile_for(rows: int, cols: int) -> int:
-    """The tile for products of so many rows and columns: the large one where there are enough. No bit of C depends on
-    it."""
+    """Return the tile for a product: the large one if there are enough of them. No bit of C depends on it."""
     return 256 if math.ceil(rows / TILE_ROWS[256]) * math.ceil(cols / 256) >= _FEWEST_TILES else 64
 
 
@@ -39,7 +38,7 @@ def erf(x: np.ndarray) -> np.ndarray:
 
 
 def activate(x: np.ndarray, activation, limit=math.inf, gate_alpha=1.0, offset=0.0) -> np.ndarray:
-    """An activation in float64; "swiglu" takes pairs of neighbouring columns, the gate before what it gates."""
+    """Apply an activation in float64; "swiglu" takes pairs of neighboring columns, the gate first."""
     with np.errstate(over="ignore", invalid="ignore"):
         if activation == "relu":
             return np.where(x < 0, 0, x)
@@ -57,7 +56,7 @@ def activate(x: np.ndarray, activation, limit=math.inf, gate_alpha=1.0, offset=0
 
 
 def multiply(a: np.ndarray, b: np.ndarray, options: dict, outputs: dict) -> None:
-    """Write what kernels write, from operands in float64: a [batch, tokens, depth], b [groups, cols, depth]."""
+    """Write what kernels write, from float64 operands: a [batch, tokens, depth], b [groups, cols, depth]."""
     starts, order = options["group_starts"], options["order"]
     batch, groups = len(a), len(b)
     rows = len(order) if order is not None else a.shape[1] if starts is None else options["rows"]
@@ -98,7 +97,7 @@ def multiply(a: np.ndarray, b: np.ndarray, options: dict, outputs: dict) -> None
         codes[:], scales[:] = plain[0], layout.stored_scales(plain[1]).reshape(-1)
 
 
-# Axes that follow from others where a call does not give them.
+# Axes that are derived from others if a call does not give them.
 DERIVED = dict(
     rows=lambda axes: axes.get("rows", axes["tokens"]),
     width=lambda axes: axes.get("width", axes["cols"]),
@@ -108,13 +107,14 @@ DERIVED = dict(
     code_bytes=lambda axes: axes.get("code_bytes", 1),
     scale_bytes=lambda axes: axes.get("scale_bytes", 1),
     tile=lambda axes: axes.get("tile", tile_for(axes["rows"], axes["cols"])),
-    # Where there are groups each may begin with a tile of its own.
+    # Each group starts a new tile, so there may be one more tile for each.
     grid_rows=lambda axes: axes["rows"] + (axes["groups"] * TILE_ROWS[axes["tile"]] if axes["starts"] > 1 else 0),
 )
 
 
 def _flops(block: int):
-    """A multiply-add for each product; `block`: values of B that share a scale, where the depth is counted in those."""
+    """Return a function that counts flops: two for each product. block: values of B that share a scale, if the depth is
+    counted in scales."""
 
     def flops(*, batch, rows, cols, depth=None, b_blocks=None, **others) -> int:
         return 2 * batch * rows * cols * (depth if depth is not None else int(b_blocks) * block)
@@ -123,15 +123,16 @@ def _flops(block: int):
 
 
 def _values(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples: normal values, or, where C is quantized, whole numbers, so that sums are exact and codes cannot
-    differ."""
+    """Examples: normal values, or small whole numbers if C is quantized, so that sums are exact and codes cannot
+    differ.
+    """
     if axes.get("code_bytes", 1) > 1:
         return rng.integers(-3, 4, shape).astype(member.dtype)
     return rng.standard_normal(shape, dtype=np.float32).astype(member.dtype)
 
 
 def example_starts(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Groups of uneven sizes, the first of which is empty, that end at the last row."""
+    """Group starts of uneven groups, the first empty, that end at the last row."""
     inner = np.sort(rng.integers(0, axes["rows"] + 1, max(shape[0] - 3, 0)))
     return np.concatenate([[0, 0], inner, [axes["rows"]]])[: shape[0]].astype(np.int32)
 
@@ -146,7 +147,7 @@ def example_levels(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
 
 
 def case(rows=70, cols=100, depth=64, batch=1, ending=None, swizzled=0, **rest) -> dict:
-    """A declared case; `ending`: the block format of C."""
+    """A declared case. ending: the block format of C."""
     axes = dict(batch=batch, tokens=rows, rows=rows, cols=cols, depth=depth, groups=batch, width=cols)
     axes |= dict(alpha_count=1, level_count=1, starts=1, code_bytes=1, scale_bytes=1)
     if ending:
@@ -158,7 +159,7 @@ def case(rows=70, cols=100, depth=64, batch=1, ending=None, swizzled=0, **rest) 
 
 
 def epilogue_cases(tile: int) -> list[dict]:
-    """Every kind of end, at one tile."""
+    """Cases of all endings, for one tile."""
     return [
         case(tile=tile, out_f32=True, bias_f32=True, activation=1),
         case(65, 72, 40, tile=tile, out_f16=True, bias_f16=True, activation=2, residual_f16=True, alpha=0.125),
@@ -188,7 +189,7 @@ def epilogue_cases(tile: int) -> list[dict]:
 
 
 def group_cases(tile: int) -> list[dict]:
-    """Products of groups of rows, at one tile."""
+    """Cases of groups of rows, for one tile."""
     groups = dict(groups=4, starts=5, group_starts=True, tile=tile)
     return [
         case(150, 72, 40, **groups, out_f32=True, bias_f32=True, alphas=True, alpha_count=4),
@@ -259,11 +260,11 @@ def _ends(
     rows: Axis,
     width: Axis,
 ):
-    """The arguments of every kernel behind its operands."""
+    """The arguments of all kernels, after the operands."""
 
 
 def _in_16_bits(a: In[bf16 | f16, "batch tokens depth", strided], b: In[bf16 | f16, "groups cols depth", strided]):
-    """Operands of 16 bits."""
+    """16-bit operands."""
 
 
 def _in_blocks(
@@ -301,23 +302,23 @@ def _half_in_blocks(
 
 
 def _signature(*functions) -> inspect.Signature:
-    """The parameters of several functions, one after the other, those by keyword behind all others."""
+    """Join the parameters of several functions; keyword parameters come last."""
     parameters = [p for function in functions for p in inspect.signature(function).parameters.values()]
     ends = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     numbers = [p for p in inspect.signature(functions[-1]).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    # as entries have them: the numbers that all kernels have come before those of operands
+    # in the order of the entries' parameters: numbers that all kernels have, then those of operands
     ends = numbers + [p for p in ends if p not in numbers]
     return inspect.Signature([p for p in parameters if p.kind is not p.KEYWORD_ONLY] + ends)
 
 
-# The same for kernels of few rows.
+# The same for the kernels for few rows.
 FEW_DERIVED = {name: size for name, size in DERIVED.items() if name not in ("tile", "grid_rows")} | dict(
     grid_rows=lambda axes: axes["rows"] + (axes["groups"] * FEW_BLOCK_ROWS if axes["starts"] > 1 else 0),
 )
 
 
 def _declare(name: str, operands, read, text: str, few=False, **options):
-    """Declare a kernel whose operands `read` gives in float64, from its arguments by name."""
+    """Declare a kernel. read: returns its operands in float64 from the arguments by name."""
 
     def body(**options):
         outputs = {x: options.pop(x) for x in ("out_f32", "out_f16", "out_bf16", "codes", "scales")}
@@ -341,8 +342,7 @@ def _declare(name: str, operands, read, text: str, few=False, **options):
 
 
 def few_cases(one) -> list[dict]:
-    """Cases of few rows: one row and many, runs of the depth that are empty and that are long, every kind of end;
-    groups."""
+    """Cases of few rows: one row and more, empty and long runs of the depth, all endings, groups."""
     groups = dict(groups=4, starts=5, group_starts=True)
     return [
         *(one(rows, 72, depth, out_f32=True) for rows, depth in ((5, 32), (5, 5216))),
@@ -393,7 +393,7 @@ gemm_few_bf16 = _declare(
 
 
 def _of_blocks(name: str, format: str, options: dict) -> np.ndarray:
-    """The values of an operand in codes and scales, [matrices, rows, depth]."""
+    """Return the values of an operand in codes and scales, [matrices, rows, depth]."""
     block = BLOCK_FORMATS[format]
     codes, scales = options.pop(f"{name}_codes"), options.pop(f"{name}_scales")
     blocks, rows, first = (int(options[f"{name}_{x}"]) for x in ("blocks", "scale_rows", "first_row"))
@@ -408,7 +408,7 @@ def _of_blocks(name: str, format: str, options: dict) -> np.ndarray:
 
 
 def _draw_codes(format: str):
-    """Any codes but NaN; where C is quantized those of small whole numbers."""
+    """Examples of codes: any but NaN; if C is quantized, codes of small whole numbers."""
     element = BLOCK_FORMATS[format].element
 
     def draw(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
@@ -424,7 +424,7 @@ def _draw_codes(format: str):
 
 
 def _draw_scales(format: str):
-    """Around 1; 1 where C is quantized."""
+    """Examples of scales: around 1; exactly 1 if C is quantized."""
     low, one, high = (0x30, 0x38, 0x40) if BLOCK_FORMATS[format].two_level else (0x7B, 0x7F, 0x83)
 
     def draw(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
@@ -436,7 +436,7 @@ def _draw_scales(format: str):
 
 
 def _operand_sizes(name: str, format: str, matrices: int, rows: int, depth: int, swizzled=0, shared=0) -> dict:
-    """Axes and scalars of an operand of a declared case; shared: whether all matrices are the first."""
+    """Axes and scalars of an operand of a declared case. shared: whether all matrices are the first one."""
     block = BLOCK_FORMATS[format]
     layout = ending_layout(format, (rows if shared else matrices * rows, depth), bool(swizzled))
     sizes = dict(bytes=-(-layout.code_bytes // 16) * 16, scale_bytes=int(np.prod(layout.scales_shape)))
@@ -448,7 +448,7 @@ def _operand_sizes(name: str, format: str, matrices: int, rows: int, depth: int,
 
 
 def block_case(a: str, b: str, rows=70, cols=100, depth=192, batch=1, swizzled=0, shared=0, **rest) -> dict:
-    """A declared case of a pair of formats; shared: B has one matrix for all."""
+    """A declared case of a pair of formats. shared: B has one matrix for the whole batch."""
     result = case(rows, cols, depth, batch, swizzled=swizzled, **rest)
     tokens, groups = (rest.get(name, result[name]) for name in ("tokens", "groups"))
     operands = {} if a == "bf16" else _operand_sizes("a", a, batch, tokens, depth, swizzled)
@@ -460,8 +460,8 @@ def block_case(a: str, b: str, rows=70, cols=100, depth=192, batch=1, swizzled=0
 
 
 def block_cases(a: str, b: str) -> list[dict]:
-    """Every kind of operand: ragged, of one slice and of many, with tails of K, both layouts of scales, matrices,
-    groups; and ends."""
+    """Cases of all kinds of operands: ragged sizes, one slice of K and many, tails of K, both layouts of scales,
+    batches, groups; and of endings."""
 
     def one(*sizes, **rest):
         return block_case(a, b, *sizes, **rest)
@@ -482,7 +482,7 @@ def block_cases(a: str, b: str) -> list[dict]:
 
 
 def _declare_blocks(a: str, b: str, few: bool = False):
-    """Declare the kernel for a pair of formats of which one or both are block formats."""
+    """Declare the kernel for a pair with at least one block format."""
     half = a == "bf16"
     name = "gemm_" + "few_" * few + a + (f"_{b}" if a != b else "")
     drawn = (
@@ -513,6 +513,6 @@ def _declare_blocks(a: str, b: str, few: bool = False):
     )
 
 
-# (format of A, format of B) -> the kernel on whole tiles, and that for few rows.
+# (format of A, format of B) -> the kernel for whole tiles, and the one for few rows.
 BLOCK_GEMM = {pair: _declare_blocks(*pair) for pair in BLOCK_PAIRS}
 FEW_BLOCK_GEMM = {pair: _declare_blocks(*pair, few=True) for pair in BLOCK_PAIRS}

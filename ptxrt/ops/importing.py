@@ -1,4 +1,4 @@
-"""Operands of codes and scales of another library: the kernel that puts them into tiles, and `operand_of`."""
+"""Operands from codes and scales of other libraries: the kernel that arranges them in tiles, and `operand_of`."""
 
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from .scales import fill_f32
 if TYPE_CHECKING:
     from .operands import Operand
 
-# The byte of a scale of 1, by format.
+# Format -> the byte of a scale of 1.
 _ONES = {"mxfp8": 0x7F, "mxfp4": 0x7F, "nvfp4": 0x38}
 
 
@@ -26,7 +26,7 @@ def tile_sources(layout: TileLayout) -> np.ndarray:
     """Return the source of each byte of a tile, int32: kind << 28 | row << 12 | column of codes (kind 1) or scales
     (kind 2).
 
-    0 is a byte without source.
+    It is 0 for a byte without source.
     """
     sources = np.zeros(layout.nbytes, np.int32)
     for kind, places in ((1, layout.codes_places), (2, layout.scale_places)):
@@ -70,10 +70,10 @@ def tile_codes(
     scale_step: Scalar[i32] = 64,
     one: Scalar[i32] = 0x38,
 ):
-    """Put codes and scales into tiles of keys or of values.
+    """Arrange codes and scales in tiles of keys or of values.
 
     sources: for each byte of a tile kind << 28 | row << 12 | column of the tile's codes (kind 1) or scales (kind 2); 0
-    for a byte of 0. A tile has code_step rows of codes and scale_step rows of scales. Missing codes are 0, missing
+    gives the byte 0. A tile has code_step rows of codes and scale_step rows of scales. Missing codes become 0, missing
     scales `one`.
     """
     kinds, rows, columns = sources >> 28, sources >> 12 & 0xFFFF, sources & 0xFFF
@@ -89,13 +89,13 @@ def tile_codes(
 
 @lru_cache(maxsize=64)
 def _sources_on(backend, layout: TileLayout) -> DeviceArray:
-    """Upload `tile_sources` to a device, once."""
+    """Upload `tile_sources` to a device; the result is cached."""
     return upload(backend, tile_sources(layout))
 
 
 def operand_of(made: type, codes, scales, format, role, axis, global_scale, dim, stream) -> "Operand":
-    """Make an operand for `Operand.of`; made: the class."""
-    from .operands import checked_dim, quantize_operand  # which make use of this
+    """Make an operand for `Operand.of`. made: the class."""
+    from .operands import checked_dim, quantize_operand  # circular: these import this module
 
     function, block = "Operand.of", BLOCK_FORMATS.get(format) if isinstance(format, str) else None
     if format not in _ONES:
@@ -169,7 +169,7 @@ def _row_major(x: DeviceArray, stream) -> DeviceArray:
 
 
 def _filled(backend, shape: tuple[int, ...], byte: int, stream) -> DeviceArray:
-    """Allocate an array of one repeated byte."""
+    """Allocate an array filled with one byte."""
     count = int(np.prod(shape))
     words = empty((-(-count // 4),), np.float32, device=backend.ordinal)
     if count:
@@ -178,5 +178,5 @@ def _filled(backend, shape: tuple[int, ...], byte: int, stream) -> DeviceArray:
 
 
 def _scalar(backend, level: Any, stream) -> DeviceArray:
-    """Bring a global scale to the device as float32 [1]."""
+    """Copy a global scale to the device as float32 [1]."""
     return level.reshape(1) if isinstance(level, DeviceArray) else upload(backend, np.float32([level]), stream)

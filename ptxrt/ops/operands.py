@@ -1,5 +1,5 @@
-"""Operands of attention, quantized ahead: `Operand`, a QuantizedArray with a role, and `quantize_operand`, which makes
-them.
+"""Operands of attention, quantized before the call: `Operand`, a QuantizedArray with a role, and `quantize_operand`,
+which makes them.
 """
 
 from __future__ import annotations
@@ -31,16 +31,14 @@ if TYPE_CHECKING:
     from ..typing import Array, AxisOrder, Flag, Number, OperandFormatName, Role, ScaleRule, StreamLike, WholeNumbers
 
 ROLES = ("q", "k", "v")
-# The scale rules of operands that differ from `quantize`'s: under "floor" the largest values of a block saturate, all
-# in one direction, which makes outputs smaller and log-sum-exps wrong. docs/accuracy.md compares them.
+# Scale rules of operands where they differ from the defaults of `quantize`. Under "floor" the largest values of a block
+# saturate, all in one direction: outputs become too small and log-sum-exps wrong. docs/accuracy.md compares the rules.
 _RULES = {"mxfp8": "rceil", "mxfp4": "even"}
 
 
 @dataclass(frozen=True)
 class Tiled:
-    """Where the codes of keys or values of a shape [batch, heads, length, dim] lie: tiles of 64 of them, of packed
-    sequences each its own.
-    """
+    """The layout of keys or values [batch, heads, length, dim] in tiles of 64; a packed sequence starts a new tile."""
 
     tile: TileLayout
     shape: tuple[int, ...]
@@ -58,7 +56,7 @@ class Tiled:
 
     @property
     def scale_layout(self) -> str:
-        """Scales stand in the tiles."""
+        """The tiles contain the scales."""
         return "tiles"
 
     @property
@@ -75,23 +73,23 @@ _tiled = lru_cache(maxsize=1024)(Tiled)
 class Operand(Packed):
     """Queries, keys or values [batch, heads, length, dim] as attention reads them.
 
-    Queries have codes and scales as `quantize` gives them along the last axis. Keys and values have tiles of 64: codes
-    are uint8 [batch, heads, ceil(length / 64), bytes of a tile], scales is None, and `layout.tile.dim` is the head
-    dimension that tiles are filled up to. `dequantize` and `numpy.asarray` give the values, `mean` added.
+    Queries have codes and scales as `quantize` gives them along the last axis. Keys and values are stored in tiles of
+    64: codes are uint8 [batch, heads, ceil(length / 64), bytes of a tile], scales is None, and `layout.tile.dim` is the
+    head dimension that tiles are padded to. `dequantize` and `numpy.asarray` give the values, with `mean` added.
 
     Args:
         codes: The codes, or the tiles.
-        scales: The scales of queries; None of keys and values.
+        scales: The scales of queries; None for keys and values.
         format: "mxfp8", "mxfp4" or "nvfp4"; of values also "bf16".
         role: "q", "k" or "v".
         shape: [batch, heads, length, dim] of the values.
-        dim: The head dimension that tiles are filled up to; None of queries.
+        dim: The head dimension that tiles are padded to; None of queries.
         global_scale: Of nvfp4.
-        mean: What was subtracted, float32: of keys [batch, heads, dim], of queries a mean for each block of 64, [batch,
-            heads, ceil(length / 64), dim]; None where nothing was.
-        cu_seqlens: int32 [N + 1], where N packed sequences of a batch of 1 begin and end. There are N - 1 tiles, or
-            blocks of queries, more, because each sequence begins with one of its own; keys have a mean for each
-            sequence, [N, heads, dim]. Queries have it only beside a mean.
+        mean: What was subtracted, float32: from keys [batch, heads, dim]; from queries one mean for each block of 64,
+            [batch, heads, ceil(length / 64), dim]; None if nothing was.
+        cu_seqlens: int32 [N + 1], the bounds of N packed sequences in a batch of 1. Each sequence starts a new tile or
+            block of queries, so that there are N - 1 more of them. Keys have one mean for each sequence, [N, heads,
+            dim]. Queries have cu_seqlens only together with a mean.
 
     Raises:
         ArgumentError: The arrays do not have the shapes of the format.
@@ -157,26 +155,26 @@ class Operand(Packed):
         dim: int | None = None,
         stream: StreamLike = None,
     ) -> "Operand":
-        """Make an operand of codes and scales of another library, on their device, without quantizing again.
+        """Make an operand from codes and scales of another library, on their device, without quantizing again.
 
-        Scales are in linear order: bring those in 128x4 tiles through `unswizzle_scales` first.
+        Scales are in linear order; call `unswizzle_scales` on those in 128x4 tiles first.
 
         Args:
             codes: Bytes [B, H, S, D] of "mxfp8" (e4m3), [B, H, S, D / 2] of "mxfp4" and "nvfp4" (two e2m1 codes, the
                 first in the low nibble). With axis=-2 [B, H, S, D] or [B, H, S / 2, D].
-            scales: Bytes [B, H, S, D / 32], of nvfp4 [B, H, S, D / 16]; with axis=-2 [B, H, S / 32 or 16, D]. None is 1
-                for all, as of plain FP8.
+            scales: Bytes [B, H, S, D / 32], for nvfp4 [B, H, S, D / 16]; with axis=-2 [B, H, S / 32 or 16, D]. None
+                means 1 for all blocks, as in plain FP8.
             format: "mxfp8", "mxfp4" or "nvfp4".
             role: "q", "k" or "v".
-            axis: -1, or -2 for values whose scales lie along the keys. Values with scales along the head dimension
-                become 16-bit values, code times scale, for attention with pv="bf16": exact for scales from 2**-117 to
-                2**119, rounded once if a global scale is no power of two.
-            global_scale: Of nvfp4, what multiplies codes times scales; None is 1.
-            dim: As of `quantize_operand`.
-            stream: Of the device; None is the library's own.
+            axis: -1, or -2 for values with scales along the keys. Values with scales along the head dimension become
+                16-bit values, code times scale, for attention with pv="bf16". This is exact for scales from 2**-117 to
+                2**119; a global scale that is no power of two rounds once.
+            global_scale: For nvfp4, the factor of codes times scales; None is 1.
+            dim: As in `quantize_operand`.
+            stream: A stream of the device; None is the library's own.
 
         Raises:
-            ArgumentError: Something does not fit.
+            ArgumentError: An argument is invalid; the message names it.
         """
         return operand_of(cls, codes, scales, format, role, axis, global_scale, dim, stream)
 
@@ -206,12 +204,12 @@ class Operand(Packed):
 
     @property
     def dim(self) -> int | None:
-        """The head dimension that tiles are filled up to; None of queries."""
+        """The head dimension that tiles are padded to; None of queries."""
         return None if self.role == "q" else self.layout.tile.dim
 
     @property
     def sequences(self) -> int | None:
-        """How many packed sequences there are; None where they are batches."""
+        """The number of packed sequences; None without packing."""
         return None if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
 
     @property
@@ -224,7 +222,7 @@ class Operand(Packed):
 
     @property
     def description(self) -> dict:
-        """What it is beside its arrays, by the names of the constructor."""
+        """The constructor's arguments that are not arrays, by name."""
         return dict(format=self.format, role=self.role, shape=self.shape, dim=self.dim)
 
     def mean_of_rows(self) -> np.ndarray:
@@ -240,12 +238,12 @@ class Operand(Packed):
 
     @property
     def arrays(self) -> dict[str, Any]:
-        """The arrays that are there, by the names of the constructor."""
+        """The arrays that are not None, by the constructor's names."""
         names = ("codes", "scales", "global_scale", "mean", "cu_seqlens")
         return {name: array for name in names if (array := getattr(self, name)) is not None}
 
     def decoded(self) -> np.ndarray:
-        """The values as float32, decoded on the host; of NumPy arrays."""
+        """Decode the values as float32 on the host; only for NumPy arrays."""
         length, dim = self.shape[2:]
         if self.role == "q":
             values = decoded(self.layout, self.codes, self.scales, self.global_scale)
@@ -255,9 +253,10 @@ class Operand(Packed):
         return values if self.mean is None else values + self.mean_of_rows()
 
     def expanded(self, member: Format, stream) -> tuple[DeviceArray, DeviceArray | None]:
-        """Queries on a device in 16 bits, and what they are multiplied by, float32 [1] or None for 1.
+        """Return queries on a device in 16 bits and their factor, float32 [1] or None for 1.
 
-        They are codes times scales, which the format holds; of smoothed ones the values, rounded once."""
+        They are codes times scales, which the format represents exactly. Smoothed queries are values with their mean,
+        rounded once, with a factor of 1."""
         if self.mean is not None:
             return _values_of_queries(self, self.arrays, member, stream), None
         parts = {name: self.arrays[name] for name in ("codes", "scales")}
@@ -267,7 +266,7 @@ class Operand(Packed):
         return _values_of_queries(self, parts, member, stream), self.global_scale.reshape(1)
 
     def dequantized(self, member: Format, out, stream) -> Any:
-        """The values in a format, by kernels, where the codes are; in `out` where there is one. See `dequantize`."""
+        """Dequantize by kernels to a format, on the device of the codes; into `out` if given. See `dequantize`."""
         device = {name: to_device(array, stream=stream) for name, array in self.arrays.items()}
         values = (
             _values_of_queries(self, device, member, stream)
@@ -301,35 +300,35 @@ def quantize_operand(
     dim: int | None = None,
     stream: StreamLike = None,
 ) -> Operand:
-    """Quantize queries, keys or values as attention reads them: x [B, H, S, D], D up to 256.
+    """Quantize queries, keys or values for attention: x [B, H, S, D], D up to 256.
 
-    Queries and keys have their blocks along D, values along S. Keys and values stand in tiles of 64, filled up with
-    zeros. NumPy arrays give an Operand of NumPy arrays. Device arrays stay on the device; the call does not wait.
-    Kernels: `scan_keys` and `mean_keys`, or `less_block_means`, for means; `scan_keys` and `operand_scale` for the
-    global scale, a second read of x (of smoothed keys `mean_keys` gives it); `pack_keys_NAME`, `pack_values_NAME`.
+    Queries and keys have blocks along D, values along S. Keys and values are stored in tiles of 64, padded with zeros.
+    NumPy arrays give an Operand of NumPy arrays. Device arrays stay on the device; the call does not wait. Kernels:
+    `pack_keys_NAME`, `pack_values_NAME`; for means `scan_keys` and `mean_keys`, or `less_block_means`; for the global
+    scale `scan_keys` and `operand_scale`, a second read of x (for smoothed keys `mean_keys` gives it).
 
     Args:
         x: float32, float16 or bfloat16.
-        format: "mxfp8", "mxfp4" or "nvfp4"; of values also "bf16", which only rounds.
+        format: "mxfp8", "mxfp4" or "nvfp4"; for values also "bf16", which only rounds.
         role: "q", "k" or "v".
-        smooth: Whether a mean is subtracted first, which attention undoes: of keys the mean over S, of queries that of
-            each 64 of a head. None smooths keys of 4-bit formats.
+        smooth: Whether a mean is subtracted first, which attention compensates: for keys the mean over S, for queries
+            the mean of each block of 64 of a head. None smooths keys of 4-bit formats.
         layout: "bhsd", or "bshd" for x [B, S, H, D]. The result has the shape [B, H, S, D] either way.
-        scale_rule: As of `quantize`, but None is "rceil" of mxfp8 and "even" of mxfp4, which keep the gain of
-            attention.
-        global_scale: Of nvfp4: a positive number or a float32 device scalar. None takes the smallest 2**n / 6 under
-            which no finite value saturates, so that codes of a batch are those of its items.
-        key_lengths: [B] whole numbers, int32 on a device. Keys and values from there on count as zeros, whatever they
-            hold.
+        scale_rule: As in `quantize`, but None is "rceil" for mxfp8 and "even" for mxfp4, which preserve the magnitude
+            of attention outputs.
+        global_scale: For nvfp4: a positive number or a float32 device scalar. None takes the smallest 2**n / 6 under
+            which no finite value saturates, so that a batch has the codes of its items.
+        key_lengths: [B] whole numbers, int32 on a device. Keys and values after these lengths count as zeros, whatever
+            they hold.
         cu_seqlens: With B = 1, packed sequences: sequence i is rows cu[i] to cu[i + 1]; N + 1 whole numbers from 0 to
-            S. Each is quantized, and smoothed, as it would be by itself. The operand is for calls with this
-            cu_seqlens_k; smoothed queries are for calls with this cu_seqlens_q.
-        dim: The head dimension that tiles are filled up to, one of those compiled; None takes the smallest that holds
+            S. Each sequence is quantized, and smoothed, separately. Pass the operand to calls with this cu_seqlens_k,
+            or smoothed queries to calls with this cu_seqlens_q.
+        dim: The head dimension that tiles are padded to, one of the compiled ones; None takes the smallest that holds
             D. Keys and values of one call have the same, or 192 and 128.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     name = "quantize_operand"
     _check_role(name, role, format)
@@ -418,10 +417,10 @@ def quantize_operand(
 
 
 def _values_of_queries(q: Operand, device: dict, member: Format, stream) -> DeviceArray:
-    """Values [batch, heads, length, dim] of queries."""
+    """Dequantize queries to values [batch, heads, length, dim]."""
     codes, scales = device["codes"], device["scales"]
     turned = not codes.is_contiguous
-    if turned:  # from an array of the layout "bshd"
+    if turned:  # codes of an array with layout "bshd"
         codes, scales = (a.transpose(0, 2, 1, 3) for a in (codes, scales))
     codes, scales = (_contiguous(a, stream) for a in (codes, scales))
     matrix = [a.reshape(prod(a.shape[:-1]), a.shape[-1]) for a in (codes, scales)]
@@ -438,17 +437,17 @@ def _values_of_queries(q: Operand, device: dict, member: Format, stream) -> Devi
 
 
 def _starts_of(device: dict) -> DeviceArray | None:
-    """Where the packed sequences of an operand begin."""
+    """Return the starts of an operand's packed sequences, or None."""
     return device["cu_seqlens"][:-1] if "cu_seqlens" in device else None
 
 
 def _with_mean(values: DeviceArray, mean: DeviceArray, starts, run: int, stream) -> DeviceArray:
-    """float32 values with the means of runs of rows added, or of packed sequences."""
+    """Add the means of runs of rows, or of packed sequences, to float32 values."""
     return add_mean(values, mean, starts, run=run, stream=stream) if values.size else values
 
 
 def _as(member: Format, values: DeviceArray, stream) -> DeviceArray:
-    """The values in a format, in row-major order."""
+    """Convert values to a format, in row-major order."""
     if values.is_contiguous and member.holds(values.dtype):
         return values
     target = empty(values.shape, member.dtype, device=values.device)
@@ -458,7 +457,7 @@ def _as(member: Format, values: DeviceArray, stream) -> DeviceArray:
 
 
 def _values_of_tiles(q: Operand, device: dict, member: Format, stream) -> DeviceArray:
-    """Values [batch, heads, length, dim] of keys or values, with what smoothing took from keys."""
+    """Dequantize keys or values to [batch, heads, length, dim], with the subtracted mean added."""
     tile, (batch, heads, length, dim) = q.layout.tile, q.shape
     if 0 in q.shape:
         return empty(q.shape, member.dtype, device=device["codes"].device)
@@ -496,12 +495,12 @@ def _values_of_tiles(q: Operand, device: dict, member: Format, stream) -> Device
 
 
 def operand_rule(format: str) -> str | None:
-    """The scale rule of operands where none is asked for; None of a format without scales."""
+    """Return the default scale rule of operands; None for a format without scales."""
     return _RULES.get(format, BLOCK_FORMATS[format].rules[0]) if format in BLOCK_FORMATS else None
 
 
 def checked_dim(function: str, format: str, cols: int, dim) -> int:
-    """The head dimension that tiles are filled up to; ArgumentError where none that is compiled holds `cols`."""
+    """Return the head dimension that tiles are padded to; ArgumentError if no compiled one holds `cols`."""
     compiled = TILE_DIMS[format]
     if cols < 1 or cols > compiled[-1]:
         raise ArgumentError(f"{function}: the head dimension is {cols}; {format} takes 1 to {compiled[-1]}")
@@ -516,7 +515,7 @@ def checked_dim(function: str, format: str, cols: int, dim) -> int:
 
 
 def _check_role(function: str, role, format) -> None:
-    """ArgumentError for a role that does not exist, or not in this format."""
+    """Raise ArgumentError for a role that does not exist, or that the format does not support."""
     if not isinstance(role, str) or role not in ROLES:
         raise ArgumentError(f"{function}: role is {role!r}; pass 'q', 'k' or 'v'")
     formats = TILE_DIMS if role == "v" else PACK_KEYS
@@ -542,7 +541,7 @@ def _checked_smooth(smooth, role: str, block: BlockFormat | None) -> bool:
 
 
 def _checked_lengths(function: str, lengths, shape: tuple[int, ...], on_host: bool):
-    """How many keys of each batch are there, int32; None for all."""
+    """Return the number of keys of each batch item, int32; None for all."""
     if lengths is None:
         return None
     (array,) = as_arrays(function, key_lengths=lengths)
@@ -564,8 +563,8 @@ def _checked_lengths(function: str, lengths, shape: tuple[int, ...], on_host: bo
 
 
 def checked_cu_seqlens(function: str, name: str, value, batch: int, whole: int):
-    """Where packed sequences begin and end, int32 [N + 1]; ArgumentError unless they rise from 0 to `whole`, where
-    that can be seen.
+    """Return the bounds of packed sequences, int32 [N + 1]; ArgumentError unless they rise from 0 to `whole`. Values on
+    a device are not checked.
     """
     if batch != 1:
         advice = "reshape [total, H, D] to [1, total, H, D], layout='bshd'"
@@ -578,7 +577,7 @@ def checked_cu_seqlens(function: str, name: str, value, batch: int, whole: int):
 
 
 def whole_numbers(function: str, name: str, value, expected: str):
-    """An array of int32; what lies on the host may be of any whole type."""
+    """Return an int32 array; host arrays may have any integer type."""
     (array,) = as_arrays(function, **{name: value})
     if (
         isinstance(array, np.ndarray)
@@ -592,21 +591,21 @@ def whole_numbers(function: str, name: str, value, expected: str):
 
 
 def shown(numbers) -> str:
-    """Whole numbers as messages show them; what lies on a device is not looked at."""
+    """Describe whole numbers for a message; values on a device are not read."""
     few = isinstance(numbers, np.ndarray) and numbers.size <= 16
     return f"is {numbers.tolist()}" if few else f"is {numbers.dtype} {list(numbers.shape)}"
 
 
-# What happens before packing
+# Before packing
 
 
 def with_whole_rows(x: DeviceArray, stream) -> DeviceArray:
-    """x, or a copy of it where its rows have gaps, so that kernels cannot walk along them."""
+    """Return x, or a copy if its rows have gaps."""
     return x if x.shape[-1] == 1 or x.strides[-1] == x.dtype.itemsize else _copied(x, stream)
 
 
 def _contiguous(x: DeviceArray, stream) -> DeviceArray:
-    """x, or a copy of it in row-major order from a multiple of 16 bytes on, as kernels of whole arrays take it."""
+    """Return x, or a copy in row-major order aligned to 16 bytes, as kernels of whole arrays need it."""
     return x if x.is_contiguous and x.signature.is_aligned else _copied(x, stream)
 
 
@@ -618,7 +617,8 @@ def _copied(x: DeviceArray, stream) -> DeviceArray:
 
 
 def _less_block_means(x: DeviceArray, starts, ends, stream) -> tuple[DeviceArray, DeviceArray]:
-    """The means of blocks of queries, and the queries less them, float32; zeros outside of packed sequences."""
+    """Return the means of blocks of queries, and the queries minus these means, float32; zeros outside of packed
+    sequences."""
     if x.size:
         left = (
             {}
@@ -634,8 +634,8 @@ def _less_block_means(x: DeviceArray, starts, ends, stream) -> tuple[DeviceArray
 
 
 def _scanned(x: DeviceArray, starts, ends, smooth: bool, block: BlockFormat | None, level, stream):
-    """The mean of the keys where it is wanted, and the global scale where there is one: given, or from one read of
-    x."""
+    """Return the mean of the keys, if smoothed, and the global scale, if the format has one: the given one, or one from
+    a single read of x."""
     two_level = block is not None and block.two_level
     if isinstance(level, np.ndarray):
         level = upload(x.backend, level, stream)
@@ -653,7 +653,7 @@ def _scanned(x: DeviceArray, starts, ends, smooth: bool, block: BlockFormat | No
         return None, operand_scale(found["largest"].reshape(prod(found["largest"].shape)), stream=stream).reshape(())
     if "largest" not in found:
         return mean_keys(found["sums"], starts, ends, keys=x.shape[2], stream=stream), level
-    # What is left of a key is at most its magnitude and that of the mean.
+    # A key minus the mean is at most twice the largest magnitude: its own plus that of the mean.
     mean, level = mean_keys(
         found["sums"], starts, ends, found["largest"], global_scale=True, keys=x.shape[2], factor=2.0, stream=stream
     )

@@ -1,4 +1,4 @@
-"""The destination of results of public functions, their type or block format: checked once for all functions."""
+"""Where public functions write results, and in which type or block format: checked in one place for all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .scales import fill_f32
 
 @dataclass(frozen=True)
 class Ending:
-    """How results are quantized: their layout, the number of the scale rule, and the global scale (of nvfp4)."""
+    """How results are quantized: their layout, the number of the scale rule, and the global scale (only nvfp4)."""
 
     layout: Layout
     rule: int
@@ -29,17 +29,17 @@ class Ending:
 
     @property
     def number(self) -> int:
-        """Return the number of the format in kernels."""
+        """The number of the format in kernels."""
         return ENDINGS.index(self.layout.format.name) + 1
 
     def level(self, place: Place) -> DeviceArray | None:
-        """Return the global scale on the device, by launches alone; None of formats without one."""
+        """Return the global scale on the device, without waiting; None for formats without one."""
         if self.global_scale is None or isinstance(self.global_scale, DeviceArray):
             return self.global_scale
         return fill_f32(x=place.empty((1,), f32), value=float(self.global_scale), stream=place.stream)
 
     def buffers(self, place: Place, out: QuantizedArray | None) -> tuple[DeviceArray, DeviceArray]:
-        """Return codes and scales to write to: those of `out` if it is on the device."""
+        """Return codes and scales to write to: those of `out` if it is a device array, else new ones."""
         if out is not None and out.on_device:
             return out.codes, out.scales
         layout = self.layout
@@ -47,7 +47,7 @@ class Ending:
         return codes, scales
 
     def arguments(self, codes: DeviceArray, scales: DeviceArray, level) -> dict[str, Any]:
-        """Return the arguments of kernels for this ending, with rows of codes one after the other."""
+        """Return the kernels' arguments for this ending; rows of codes have no gaps."""
         layout = self.layout
         arguments = dict(codes=codes.view(np.uint8).reshape(layout.outer, layout.code_bytes), ending=self.number)
         arguments |= dict(scales=scales.view(np.uint8).reshape(scales.size), scale_bytes=scales.size, rule=self.rule)
@@ -76,9 +76,9 @@ class Ending:
 
 
 class Target:
-    """Floats that are written: `direct` by kernels, and the array that the caller gets.
+    """A float result: `direct` is what kernels write, the other array what the caller gets.
 
-    fits: whether kernels can write to an array; where they cannot they write to a new one, which is copied.
+    fits: whether kernels can write to the caller's array. If not, they write to a new one, which is then copied.
     """
 
     def __init__(self, given, place: Place, shape, member: Format, fits: Callable[[DeviceArray], bool]):
@@ -87,7 +87,7 @@ class Target:
         self.direct = self.whole if fits(self.whole) else place.empty(shape, member)
 
     def handed_back(self):
-        """The result, once the kernels are launched."""
+        """Return the result; call it after the kernels are launched."""
         if self.direct is not self.whole and self.whole.size:
             copied_to(self.direct, self.member, self.place, self.whole)
         if isinstance(self.caller_out, DeviceArray):
@@ -102,9 +102,9 @@ class Target:
 def checked_ending(
     function: str, on_host: bool, shape, out, out_dtype, format, rule, scale_layout, global_scale, prefix: str = ""
 ) -> Ending | None:
-    """Return how results of `shape` are quantized, or None. out: the caller's.
+    """Return how results of `shape` are quantized, or None if they are not. out: the caller's output, or None.
 
-    prefix: of the names of the arguments `format`, `scale_rule` and `global_scale` in messages.
+    prefix: of the argument names format, scale_rule and global_scale in messages.
     """
     if isinstance(out, QuantizedArray):
         if format not in (None, out.format):
@@ -134,7 +134,7 @@ def checked_ending(
 
 
 def parts_of(name: str, out) -> dict[str, Any]:
-    """The arrays of an output by name."""
+    """Return the arrays of an output by name."""
     if isinstance(out, QuantizedArray):
         return {f"{name}.codes": out.codes, f"{name}.scales": out.scales}
     return {name: out}
@@ -143,7 +143,7 @@ def parts_of(name: str, out) -> dict[str, Any]:
 def check_out(
     function: str, out, ending: Ending | None, shape, arrays: dict[str, Any], in_place: str | None = None
 ) -> None:
-    """ArgumentError where results of `shape`, quantized or not, cannot be written to `out` while `arrays` are read."""
+    """Raise ArgumentError if results of `shape` cannot be written to `out` while `arrays` are read."""
     if out is None:
         return
     if ending and out.layout != ending.layout:
@@ -157,7 +157,7 @@ def check_out(
 def check_memory(function: str, parts: dict[str, Any], arrays: dict[str, Any], in_place: str | None = None) -> None:
     """Raise ArgumentError if results cannot be written to `parts` while `arrays` are read, both by name.
 
-    in_place: the one of `arrays` that a part may be exactly.
+    in_place: the name of the array that a part may coincide with exactly.
     """
     for name, part in parts.items():
         for other, x in arrays.items():
@@ -174,7 +174,7 @@ def check_memory(function: str, parts: dict[str, Any], arrays: dict[str, Any], i
 
 
 def _extent(x: DeviceArray) -> tuple[int, int]:
-    """Return the first byte and the byte behind the last."""
+    """Return the address of the first byte and the one after the last."""
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.strides)) + x.dtype.itemsize if x.size else 0
     return x.address, x.address + last
 
@@ -187,7 +187,7 @@ def _overlap(x, y) -> bool:
 
 
 def same_memory(x, y) -> bool:
-    """Return whether two arrays have the same elements in the same places."""
+    """Return whether two arrays have the same address, shape, strides and dtype."""
     if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
         where = [z.__array_interface__["data"] if isinstance(z, np.ndarray) else None for z in (x, y)]
     else:

@@ -1,5 +1,5 @@
-"""Declarations of the kernels that pack keys and values into the tiles of `tiles.py`, made from its tables, and unpack
-them.
+"""Declarations of the kernels that pack keys and values into the tiles of `tiles.py`, generated from its tables, and of
+the kernel that unpacks them.
 """
 
 import numpy as np
@@ -42,16 +42,14 @@ _LEVEL = " The global scale is 1 where it is omitted."
 
 
 def _key_ends(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of where the keys of batches end: none, some, all, and past the last; of packed sequences, without a
-    gap.
-    """
+    """Examples of key_ends: no keys, some, all, and past the last; for packed sequences without gaps."""
     if axes["sequences"] != axes["batch"]:
         return ends_of("keys")(rng, member, shape, axes)
     return (np.arange(shape[0])[::-1] * axes["keys"] * 3 // 4).astype(np.int32)
 
 
 def _derived(format: str, role: str) -> dict:
-    """`dim`: the smallest compiled one that holds the array, or a larger one that is asked for."""
+    """Derived axes. `dim`: the smallest compiled one that holds the array, or a larger one given by the call."""
     return dict(
         dim=lambda axes: axes["dim"] if axes.get("dim", 0) >= axes["cols"] else tile_dim(format, axes["cols"]),
         sequences=sequences_axis,
@@ -63,13 +61,14 @@ def _derived(format: str, role: str) -> dict:
 
 
 def _cases(format: str, role: str) -> list[dict]:
-    """Every compiled size in every type; then ragged keys and columns, optional arguments, and every rule."""
+    """Cases: all compiled sizes in all types; then ragged keys and columns, optional arguments, and all rules."""
     sizes = TILE_DIMS[format]
     small, size = sizes[0], dict(batch=1, heads=2, keys=70, sequences=1)
     block, members = BLOCK_FORMATS.get(format), ["bf16", "f32", "f16"]
     cases = [dict(size, cols=dim, dim=dim, format=member) for dim, member in zip(sizes, members * 2)]
     level = dict(global_scale=block.two_level if block else False)
-    # The other types, filled up to more than the smallest dim that holds them; the two smallest have all types below.
+    # The other types, padded to a larger dim than the smallest that holds them; the two smallest dims have all types
+    # below.
     rest = [(dim, member) for i, dim in enumerate(sizes) for member in members if i > 1 and member != members[i % 3]]
     cases += [dict(size, heads=1, keys=40, cols=sizes[1] - 25, dim=dim, format=member, **level) for dim, member in rest]
     cases += [dict(size, batch=3, sequences=3, cols=small - 8, dim=small, key_ends=True)]
@@ -86,7 +85,7 @@ def _cases(format: str, role: str) -> list[dict]:
     ]
     cases += [dict(packed, format="bf16", **options)]
     cases += [dict(size, cols=small, dim=small, rule=rule, **options) for rule in range(1, len(block.rules))]
-    if block.two_level:  # blocks that are encoded one by one, in wide tiles
+    if block.two_level:  # wide tiles, whose blocks are encoded one by one
         cases += [
             dict(size, heads=1, keys=40, cols=sizes[1], dim=sizes[1], rule=rule, format="f32", **options)
             for rule in range(1, len(block.rules))
@@ -188,7 +187,7 @@ def _rounding_packer(format: str) -> Kernel:
     return _declare(format, "v", _PACK_ROWS, values)
 
 
-# Format -> the kernel that packs keys, and values.
+# Format -> the kernel that packs keys, and the one that packs values.
 PACK_KEYS = {format: _packer(format, "k") for format in BLOCK_FORMATS if format in TILE_DIMS}
 PACK_VALUES = {
     format: (_packer(format, "v") if format in BLOCK_FORMATS else _rounding_packer(format)) for format in TILE_DIMS
@@ -207,10 +206,9 @@ PACK_VALUES = {
 def unpack_rows(
     x: In[u32, "heads rows words"], key_starts: In[i32, "sequences", unaligned], *, y: Out[u32, "heads keys words"]
 ):
-    """Give the rows of packed sequences, one behind the other, out of tiles of 64 rows; each sequence begins with its
-    own tile.
+    """Copy the rows of packed sequences out of tiles of 64 rows, one after the other; each sequence starts a new tile.
 
-    Row j of sequence i stands at 64 (floor(key_starts[i] / 64) + i) + j. key_starts rise from 0, and rows do not
-    overlap.
+    Row j of sequence i is row 64 (floor(key_starts[i] / 64) + i) + j of the tiles. key_starts rise from 0, and
+    sequences do not overlap.
     """
     y[:] = x[:, rows_in_units(key_starts, y.shape[1], TILE_KEYS)]

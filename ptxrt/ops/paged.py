@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Paged:
-    """A call whose arguments fit each other; q and out are in the order [batch, heads, length, dim]."""
+    """A checked call; q and out have the axes [batch, heads, length, dim]."""
 
     q: Any
     cache: KVCache
@@ -52,7 +52,7 @@ class _Paged:
 
     @property
     def group(self) -> int:
-        """Return the heads of q for each head of the cache."""
+        """Heads of q for each head of the cache."""
         return self.q.shape[1] // self.cache.heads
 
 
@@ -156,38 +156,38 @@ def attention_paged(
     """Compute softmax(scale Q K^T) V for q [B, H, Sq, D] on the pages of a `KVCache`; H is a multiple of the cache's
     heads.
 
-    Query i of sequence b stands at key_lengths[b] - Sq + i. Results depend on each sequence alone (its queries, keys
-    and values), bit for bit, whatever the batch, its order, the size and places of pages, the width of the table, the
-    splits and the device's multiprocessors. Up to 16 queries at the end of a sequence have the bits of calls of one
-    query at a time. A length of 0 gives 0 and an lse of -inf (or the sink). A NaN in a row of K or V reaches the
-    queries that see it. NumPy arrays for q give NumPy results.
+    Query i of sequence b has position key_lengths[b] - Sq + i. Results depend bit for bit only on a sequence's own
+    queries, keys and values: not on the batch and its order, the size and order of pages, the width of the table, the
+    splits, or the device's number of multiprocessors. Up to 16 queries at the end of a sequence have the bits of calls
+    of one query at a time. A length of 0 gives 0 and an lse of -inf (or the sink). A NaN in a row of K or V reaches the
+    queries that see it. A NumPy array q gives NumPy results.
 
     Args:
-        q: float32, float16 or bfloat16, on any strides. Q and K are multiplied in bfloat16, or in float16 where
-            cache.multiplied(q.dtype) says so, P and V likewise.
+        q: float32, float16 or bfloat16, on any strides. Q and K, and P and V, are multiplied in the format
+            cache.multiplied(q.dtype): bfloat16 or float16.
         cache: Keys and values.
-        block_table: int32 [B, pages of a sequence]: key j of sequence b stands in row j % page_size of page
-            block_table[b, j // page_size]. What stands behind a sequence's last page is not looked at.
-        key_lengths: int32 [B]: the keys of each sequence, tokens just appended included.
+        block_table: int32 [B, pages of a sequence]: key j of sequence b is row j % page_size of page block_table[b, j
+            // page_size]. Entries after a sequence's last page are not read.
+        key_lengths: int32 [B]: the number of keys of each sequence, including tokens just appended.
         cu_seqlens_q: int32 [B + 1]: queries are packed, q is [1, H, total, D], and sequence b has rows cu_seqlens_q[b]
             to cu_seqlens_q[b + 1].
-        causal: As of `attention`.
-        window: As of `attention`; a window of W keys with the query's own is (W - 1, 0).
-        scale: As of `attention`.
-        softcap: As of `attention`.
-        sinks: As of `attention`.
-        return_lse: As of `attention`.
-        normalize: As of `attention`.
-        layout: As of `attention`.
+        causal: As in `attention`.
+        window: As in `attention`; (W - 1, 0) is a window of W keys that ends at the query's own.
+        scale: As in `attention`.
+        softcap: As in `attention`.
+        sinks: As in `attention`.
+        return_lse: As in `attention`.
+        normalize: As in `attention`.
+        layout: As in `attention`.
         out_dtype: float32, float16 or bfloat16; None is q's.
-        splits: At most so many runs of the keys have blocks of their own, each a multiple of 1024 keys; None takes a
-            number that suits the device. It changes no bit.
+        splits: The most runs of keys with blocks of their own; a run is a multiple of 1024 keys. None takes a number
+            that suits the device. Results do not depend on it.
         out: An array of the output's shape to write to.
-        stream: Of the device; None is the library's own. block_table, key_lengths and cu_seqlens_q on a device are not
-            looked at, so that a graph of a call serves every length up to the table's width.
+        stream: A stream of the device; None is the library's own. Values of block_table, key_lengths and cu_seqlens_q
+            on a device are not checked, so that a graph of a call serves all lengths up to the table's width.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     call = _checked(
         *(
@@ -347,7 +347,7 @@ def _checked(
 
 
 def _run(call: _Paged, stream) -> tuple:
-    """Launch what a call needs: conversions, the nodes of every sequence, their merge."""
+    """Launch a call: conversions, the nodes of all sequences, their merge."""
     cache, (batch, heads, queries, _) = call.cache, call.q.shape
     place = Place([call.q, call.table, call.lengths, call.out, cache.k], stream)
     place.on_host = not isinstance(call.q, DeviceArray)
@@ -380,7 +380,7 @@ def _attend(
     numbers = dict(scale=call.scale, softcap=call.softcap, left=call.left, right=call.right)
     finishes = (
         call.normalize and "row_shift" not in options and cache.v_global is None
-    )  # attention of many queries by itself
+    )  # kernels for many queries need no merge
     of_many = options
     if few and many:
         counts = np.diff(call.cu_seqlens)
@@ -393,7 +393,7 @@ def _attend(
         nodes = nodes_of(call.table.shape[1] * cache.page_size) if few else 1
         sums = {name: place.empty((nodes, *rows), f32) for name in ("row_max", "row_sum")}
         sums["partial"] = place.empty((nodes, *rows, dim_v), f32)
-        if few and many:  # nodes of other sequences count nothing
+        if few and many:  # nodes that few queries do not write are skipped by the merge
             fill_f32(x=sums["row_max"].reshape(sums["row_max"].size), value=-np.inf, stream=stream)
         if few:
             _attend_few(call, place, q, options, **sums, **numbers)
@@ -433,8 +433,8 @@ def _handed_back(call: _Paged, place: Place, target: DeviceArray, figures: dict)
 
 
 def _options(call: _Paged, place: Place, q: DeviceArray) -> dict[str, Any]:
-    """Return the kernels' arguments of sequences, and the scores of the mean of the keys if a result depends on
-    them."""
+    """Return the kernels' arguments for sequences, and the products of q with the mean of the keys if a result depends
+    on them."""
     cache, options = call.cache, dict(block_table=place.put(call.table), key_ends=place.put(call.lengths))
     if call.cu_seqlens is not None:
         cu = place.put(call.cu_seqlens)
@@ -455,8 +455,9 @@ def _options(call: _Paged, place: Place, q: DeviceArray) -> dict[str, Any]:
 def _families(call: _Paged) -> tuple[bool, bool]:
     """Return whether sequences have few queries, and whether some have many.
 
-    The lengths of packed queries on the device are unknown: they count as many if the rows do not fit few to a
-    sequence. The kernels of many queries have no global scale of a head, and no soft cap over a mean.
+    For packed queries with bounds on the device, all sequences count as many if there are more than FEW_QUERIES rows
+    for each on average. The kernels for many queries support neither a global scale for each head nor a soft cap over
+    smoothed keys: such calls use the kernel for few.
     """
     cache, queries = call.cache, call.q.shape[2]
     if cache.k_factor is None or (cache.k_mean is not None and call.softcap):
@@ -476,7 +477,7 @@ def _multiplied(call: _Paged, place: Place, q: DeviceArray) -> DeviceArray:
 
 
 def _attend_few(call: _Paged, place: Place, q: DeviceArray, options: dict, **rest) -> None:
-    """Launch attention of few queries on the nodes of every sequence."""
+    """Launch `attention_few` on the nodes of all sequences."""
     cache, nodes = call.cache, rest["partial"].shape[0]
     arrays: dict[str, Any] = {name: as_bytes(x) for name, x in cache.arrays.items() if x is not None}
     if cache.k_global is not None:

@@ -1,4 +1,4 @@
-"""Declarations of the kernels that move rows of pages without changing them, and find slots."""
+"""Declarations of the kernels that copy or expand rows of pages, and of the one that finds slots."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from ..declaration import In, InOut, Out, Scalar, in_parts, loose, strided, unal
 from ..formats import bf16, f16, i32, i64, u8
 from ..kernel import kernel
 
-# What rows of pages hold, in the order of the scalars of kernels.
+# Formats of rows of pages, indexed by the kernels' scalars.
 ROW_FORMATS = ("plain", "mxfp8", "mxfp4", "nvfp4")
 
 
@@ -38,9 +38,9 @@ def copy_rows(
     *,
     rows: InOut[u8, "pages heads page width", loose],
 ):
-    """Copy page sources[i] to page targets[i] for every i, or of each page the first counts[i] rows.
+    """Copy page sources[i] to page targets[i] for every i: the whole page, or its first counts[i] rows.
 
-    No page is a target twice, or a source and a target."""
+    No page is a target twice, and no page is both a source and a target."""
     for i, (source, target) in enumerate(zip(sources, targets)):
         last = rows.shape[2] if counts is None else int(counts[i])
         rows[target, :, :last] = rows[source, :, :last]
@@ -60,10 +60,10 @@ def unpack_pages(
     key_ends: In[i32, "sequences", unaligned],
     out: Out[u8, "sequences heads keys width"],
 ):
-    """Give the rows of sequences one behind the other: key j of sequence s is row j % page of page block_table[s, j //
-    page].
+    """Copy the rows of sequences out of pages, one after the other: key j of sequence s is row j % page of page
+    block_table[s, j // page].
 
-    Rows from key_ends of their sequence on are zeros; their pages are not read.
+    Rows from key_ends[s] on are zeros; their pages are not read.
     """
     out[:] = 0
     for sequence, end in enumerate(key_ends):
@@ -89,7 +89,7 @@ def find_slots(
 ):
     """Give the slot of each token: position p of sequence s has the slot block_table[s, p // page] page + p % page.
 
-    The slot is -1 if the table does not have the sequence or the position, or has a negative page there.
+    The slot is -1 if the sequence or the position is outside the table, or if its page there is negative.
     """
     for token, (sequence, place) in enumerate(zip(sequence_ids, positions)):
         inside = 0 <= sequence < block_table.shape[0] and 0 <= place < block_table.shape[1] * page
@@ -133,11 +133,11 @@ def expand_pages(
     ends: Out[i32, "sequences"] = None,
     holds: Scalar[i32, 0, 1, 2, 3],
 ):
-    """Expand the rows of sequences to 16 bits, one behind the other: codes times scales, rounded if out does not hold
+    """Expand the rows of sequences to 16 bits, one after the other: codes times scales, rounded if out cannot represent
     them.
 
-    holds: 0 for rows of 16 bits as they are, 1 for mxfp8, 2 for mxfp4, 3 for nvfp4. Rows of out from key_ends of their
-    sequence on are not written. starts, ends: where the keys of each sequence begin and end among sequences * keys.
+    holds: 0 for 16-bit rows, which are copied, 1 for mxfp8, 2 for mxfp4, 3 for nvfp4. Rows of out from key_ends of
+    their sequence on are not written. starts, ends: the bounds of each sequence's keys among sequences * keys rows.
     """
     for sequence, end in enumerate(key_ends):
         end = min(int(end), out.shape[2])

@@ -15,7 +15,8 @@ ROW_UNIT = 8
 
 
 class Place:
-    """The place of a call: the device of its device arrays, else the current machine, with NumPy results."""
+    """The place of a call: the device of its device arrays. Without device arrays it is the current machine, and
+    results become NumPy arrays."""
 
     def __init__(self, arrays, stream):
         self.stream = stream
@@ -75,21 +76,21 @@ def copied_to(x: DeviceArray, member: Format, place: Place, target: DeviceArray 
 
 
 def loadable(x: DeviceArray, member: Format, place: Place) -> DeviceArray:
-    """An array of any axes in a format, in rows that kernels can load: x itself, or a copy filled up with zeros."""
+    """Return an array of any shape in a format, with rows that kernels can load: x itself, or a padded copy."""
     if member.holds(x.dtype) and is_loadable(x):
         return x
     return copied_to(x, member, place, place.empty((*x.shape[:-1], -(-x.shape[-1] // ROW_UNIT) * ROW_UNIT), member))
 
 
 def has_whole_rows(x: DeviceArray) -> bool:
-    """Whether the elements of each row stand one after the other."""
+    """Return whether the elements of each row are contiguous."""
     return x.shape[-1] <= 1 or x.strides[-1] == x.dtype.itemsize
 
 
 def as_rows(x: DeviceArray, lead: tuple[int, ...] | None = None) -> DeviceArray | None:
-    """View an array as rows [*lead, columns] if they have one stride and no gaps; else return None.
+    """View an array as rows [*lead, columns]; None if one stride cannot describe them or rows have gaps.
 
-    lead: all axes but the last; in one where None.
+    lead: the axes of rows; None for a single axis of all rows.
     """
     try:
         rows = x.reshape(*(lead or (math.prod(x.shape[:-1]),)), x.shape[-1])

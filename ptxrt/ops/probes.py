@@ -1,5 +1,4 @@
-"""Kernels that show what the hardware does: identity registers, scores before the softmax, the rates of tensor
-cores."""
+"""Kernels that probe the hardware: identity registers, scores before the softmax, rates and layouts of MMAs."""
 
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from ..formats import bf16, e2m1, e2m1x2, e4m3, f16, f32, i32, u8, u32
 from ..kernel import Kernel, kernel
 
 IDENTITY_BLOCK = (8, 4, 3)
-# Head dimensions whose scores are probed: half a word of scales to a row, one word, one and a half, and two.
+# Head dimensions whose scores are probed: a row has half a word of scales, one word, one and a half, and two.
 SCORE_DIMS = (64, 128, 192, 256)
 
 
@@ -27,8 +26,9 @@ def thread_identity(identity: Out[i32, "blocks_z blocks_y blocks_x threads 16"])
     """Report the identity registers of every thread, in blocks of 8 x 4 x 3 threads.
 
     The last axis holds tid, ntid, ctaid and nctaid (x, y, z each), laneid, lanemask_eq, lanemask_lt and the linear
-    index of the thread in its block; threads lie in the order of that index. %warpid is left out, because it is the
-    slot where a warp happens to run: an H200 gives a block's first warp 3, say. Source: PTX ISA, special registers.
+    index of the thread in its block; threads are ordered by that index. %warpid is left out, because it is the slot in
+    which a warp runs and differs between machines: on an H200 the first warp of a block can have 3. Source: PTX ISA,
+    special registers.
     """
     blocks = identity.shape[2::-1]
     thread = np.arange(identity.shape[3])
@@ -66,16 +66,16 @@ def probe_scores_mxfp4(
     k: In[f32 | f16 | bf16, "batch heads keys dim"],
     scores: Out[f32, "batch heads queries keys"],
 ):
-    """Write the scores Q K^T of MXFP4-quantized Q and K, by the tile code of the attention, unscaled.
+    """Compute the unscaled scores Q K^T of MXFP4-quantized Q and K with the tile code of attention.
 
-    Q and K are quantized as `quantize_mxfp4` does. A block with a NaN or an infinity makes its whole
-    row of Q, or column of scores, NaN.
+    Q and K are quantized as `quantize_mxfp4` does. A NaN or an infinity in a block makes the whole row of scores (for
+    Q) or column of scores (for K) NaN.
     """
     q, k = (mxfp4.decode(*mxfp4.encode(x)).astype(np.float64) for x in (q, k))
     scores[:] = q @ np.swapaxes(k, -1, -2)
 
 
-# Small integers: all sums are exact, in whatever order and precision they are taken.
+# Small integers, so that sums are exact in any order and precision.
 def _small_integers(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     return rng.integers(-4, 5, shape).astype(member.dtype)
 
@@ -85,7 +85,7 @@ def _containers(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
 
 
 def _integer_codes(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """e4m3 codes of the integers that have four bits."""
+    """e4m3 codes of the integers with four bits."""
     return e4m3.encode(rng.integers(-15, 16, shape).astype(np.float32))
 
 
@@ -99,15 +99,15 @@ def _packed_values(codes: np.ndarray) -> np.ndarray:
 
 
 def _chains(a: np.ndarray, b: np.ndarray, flip: int, steps: int, values) -> np.ndarray:
-    """Sums [8, 16, 8] in float64 of A B over steps, after each of which bits of A's 32-bit words flip; `values` of what
-    is stored."""
+    """Return the sums [8, 16, 8] of A B over steps, float64. After each step the bits `flip` of A's 32-bit words
+    change. values: decodes the stored operands."""
     flipped = (np.ascontiguousarray(a).view(np.uint32) ^ np.uint32(flip)).view(a.dtype)
     both = [np.einsum("imk,jnk->ijmn", values(left), values(b)) for left in (a, flipped)]
     return ((steps + 1) // 2 * both[0] + steps // 2 * both[1]).reshape(8, 16, 8)
 
 
 def _declare_rate(depth: int, draw, cases):
-    """The decorator of a probe of an MMA of this depth, and its flops."""
+    """Return the decorator of a probe of an MMA of this depth, with its flops."""
     return kernel(
         grid="blocks",
         fixed=dict(warps=8),
@@ -129,8 +129,8 @@ def mma_rate_bf16(
     """Multiply 2 fragments of A with 4 of B, `steps` times, by mma.m16n8k16 on registers alone, to time the
     instruction.
 
-    Each of 8 warps to a block sums 8 chains: chain 4 i + j is the sum of A[i] (rows x k) times B[j] (columns x k).
-    After each step the bits `flip` of every 32-bit word of A change, so that no step is like the one before.
+    Each of 8 warps of a block sums 8 chains: chain 4 i + j is the sum of A[i] (rows x k) times B[j] (columns x k).
+    After each step the bits `flip` of every 32-bit word of A change, so that consecutive steps differ.
     """
     c[:] = _chains(a, b, flip, steps, lambda x: x.astype(np.float64))
 
@@ -144,10 +144,9 @@ def mma_rate_mxf8f6f4_e2m1(
     steps: Scalar[i32],
     flip: Scalar[u32] = 0x20202020,
 ):
-    """Do what `mma_rate_bf16` does by mma.m16n8k32 of kind::mxf8f6f4 on e2m1 codes in bits 5 to 2 of bytes, all scales
-    1.
+    """Do as `mma_rate_bf16` with mma.m16n8k32 of kind::mxf8f6f4 on e2m1 codes in bits 5 to 2 of bytes, all scales 1.
 
-    On the portable machine this is the rate of the stand-in: f16 MMAs and the conversions of their operands.
+    On the portable machine this measures the substitute: f16 MMAs and the conversion of their operands.
     """
     c[:] = _chains(a, b, flip, steps, lambda x: e2m1.values[x >> 2 & 15].astype(np.float64))
 
@@ -161,9 +160,9 @@ def mma_rate_mxf8f6f4_e4m3(
     steps: Scalar[i32],
     flip: Scalar[u32] = 0x80808080,
 ):
-    """Do what `mma_rate_bf16` does by mma.m16n8k32 of kind::mxf8f6f4 on e4m3 codes, all scales 1.
+    """Do as `mma_rate_bf16` with mma.m16n8k32 of kind::mxf8f6f4 on e4m3 codes, all scales 1.
 
-    On the portable machine this is the rate of the stand-in: f16 MMAs and the conversions of their operands.
+    On the portable machine this measures the substitute: f16 MMAs and the conversion of their operands.
     """
     c[:] = _chains(a, b, flip, steps, lambda x: e4m3.values[x].astype(np.float64))
 
@@ -177,9 +176,9 @@ def mma_rate_mxf4(
     steps: Scalar[i32],
     flip: Scalar[u32] = 0x88888888,
 ):
-    """Do what `mma_rate_bf16` does by mma.m16n8k64 of kind::mxf4 on pairs of e2m1 codes, all scales 1.
+    """Do as `mma_rate_bf16` with mma.m16n8k64 of kind::mxf4 on pairs of e2m1 codes, all scales 1.
 
-    On the portable machine this is the rate of the stand-in: f16 MMAs and the conversions of their operands.
+    On the portable machine this measures the substitute: f16 MMAs and the conversion of their operands.
     """
     c[:] = _chains(a, b, flip, steps, _packed_values)
 
@@ -193,19 +192,20 @@ def mma_rate_mxf4nvf4(
     steps: Scalar[i32],
     flip: Scalar[u32] = 0x88888888,
 ):
-    """Do what `mma_rate_mxf4` does by mma.m16n8k64 of kind::mxf4nvf4, all scales 1 in ue4m3.
+    """Do as `mma_rate_mxf4` with mma.m16n8k64 of kind::mxf4nvf4, all scales 1 in ue4m3.
 
-    On the portable machine this is the rate of the stand-in: f16 MMAs and the conversions of their operands.
+    On the portable machine this measures the substitute: f16 MMAs and the conversion of their operands.
     """
     c[:] = _chains(a, b, flip, steps, _packed_values)
 
 
-# Matrix instructions, found by trying. Elements of an operand are numbered by lane, then register, then from a
-# register's lowest bits on; scales by lane, then byte of the scale register.
+# Layouts of MMAs, found by experiment. Elements of an operand are numbered by lane, then register, then position in the
+# register from the lowest bits on; scales by lane, then byte of the scale register.
 
 
 def _meets(width):
-    """For each element of A and each output, the element of B that meets it there, or -1: (elements, 32, 4)."""
+    """Return for each element of A and each output the element of B that is multiplied with A's and added to this
+    output, or -1: (elements, 32, 4)."""
     depth = 8 * width
     row_a, k_a = fragment_place(np.arange(128 * width), width, 4, depth)
     element_b = np.arange(64 * width)
@@ -217,8 +217,8 @@ def _meets(width):
 
 
 def _scale_numbers(operand, width, blocks):
-    """The scale of each register's elements by selectors: (byte selectors, thread selectors, registers). `blocks`:
-    scales of a row.
+    """Return the number of the scale of each register's elements, by selectors: (byte selectors, thread selectors,
+    registers). blocks: scales of a row.
 
     Source: PTX ISA 9.0, 9.7.14.3.
     """
@@ -231,11 +231,12 @@ def _scale_numbers(operand, width, blocks):
 
 @kernel(grid="elements_a", fixed=dict(elements_a=256), cases=[dict()])
 def probe_mma_bf16(meets: Out[i32, "elements_a 32 4"]):
-    """Find which elements mma.sync m16n8k16 of bf16 multiplies with which, and where the product goes.
+    """Find which elements mma.sync m16n8k16 of bf16 multiplies with each other, and which output receives the product.
 
-    For each of the elements of A, numbered by lane, register and half, a 1 stands there alone, and in
-    half of the registers of B, by the bits of their numbers, the numbers from 1 on: `meets` has, for output i of
-    a lane, the number of B's element whose product came out there, -1 for none, -2 for several or for another product.
+    Elements of A are numbered by lane, register and half. One at a time is 1 and the others are 0. B holds the numbers
+    from 1 on in half of its registers, chosen by a bit of the register's number; each bit is tried. For output i of a
+    lane, `meets` is the number of B's element whose product it received, -1 for none, -2 for several or for another
+    product.
     Source: PTX ISA 9.0, 9.7.14.5.
     """
     meets[:] = _meets(2)
@@ -250,21 +251,21 @@ def probe_mma_f16(meets: Out[i32, "elements_a 32 4"]):
     meets[:] = _meets(2)
 
 
-#: Formats of containers by the numbers that the probes have for them, and those with which scales are looked for.
+#: Formats in containers, in the order of the probes' numbers.
 CONTAINERS = ("e4m3", "e5m2", "e2m1", "e3m2", "e2m3")
 WITH_SCALES = (0, 3, 4)
 _PAIRS = [(a, b) for a in range(len(CONTAINERS)) for b in range(len(CONTAINERS))]
 
 
 class Form(NamedTuple):
-    """A form of mma.sync without a kind: its kind in the atlas, elements in a register, types in words."""
+    """A form of mma.sync without `.kind`: its kind in the atlas, elements in a register, types in words."""
 
     kind: str
     width: int
     types: str
 
 
-#: These forms by the numbers that their probe has for them.
+#: The forms, in the order of the numbers of `probe_mma_plain`.
 FORMS = (
     Form("f16_f16", 2, "f16 in f16"),
     Form("tf32", 1, "tf32"),
@@ -292,9 +293,9 @@ def probe_mma_mxf8f6f4(
 ):
     """Find which elements and scales mma.sync kind::mxf8f6f4 multiplies, as `probe_mma_mxf4` does.
 
-    Elements are numbered by lane, register and byte; `format_a` and `format_b` are 0 for e4m3, 1 for
-    e5m2, 2 for e2m1, 3 for e3m2 and 4 for e2m3, in containers. There are four byte selectors, 0 to 3. Scales are found
-    with e3m2 or e2m3 where both formats are that, else with e4m3.
+    Elements are numbered by lane, register and byte; `format_a` and `format_b` are 0 for e4m3, 1 for e5m2, 2 for e2m1,
+    3 for e3m2 and 4 for e2m3, in containers. There are four byte selectors, 0 to 3. To find scales, elements are e3m2
+    or e2m3 if both formats are, else e4m3.
     Source: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
     """
     meets[:] = _meets(4)
@@ -319,7 +320,7 @@ def probe_mma_f8f6f4(
     """Find which elements mma.sync kind::f8f6f4 m16n8k32 multiplies with which, as `probe_mma_bf16` does.
 
     Formats are numbered as in `probe_mma_mxf8f6f4`. With in_f16=1 accumulators are f16, and output i is the half i % 2
-    of register i // 2. On the portable machine this finds the places of the stand-in, an f16 MMA.
+    of register i // 2. On the portable machine this finds the layout of the substitute, an f16 MMA.
     Source: PTX ISA 9.0, 9.7.14.5.
     """
     meets[:] = _meets(4)
@@ -333,8 +334,8 @@ def probe_mma_plain(meets: Out[i32, "elements_a 32 4"], form: Scalar[i32, 0, 1, 
     """Find which elements mma.sync multiplies with which in forms without a kind, as `probe_mma_bf16` does.
 
     `form` is 0 for m16n8k16 of f16 with f16 accumulators, 1 for m16n8k8 of tf32, 2 and 3 for m16n8k32 of s8 and of u8,
-    4 and 5 for m16n8k32 of e4m3 and of e5m2, 6 and 7 for the same with f16 accumulators. A has 256 elements, 128 of
-    tf32, 512 of bytes. Below sm_89, forms 4 and 5 are an f16 MMA, and forms 6 and 7 are on every machine but `native`.
+    4 and 5 for m16n8k32 of e4m3 and of e5m2, 6 and 7 for the same with f16 accumulators. A has 256 elements, with tf32
+    128, with bytes 512. Below sm_89 forms 4 and 5 run as an f16 MMA; forms 6 and 7 do on every machine but `native`.
     Source: PTX ISA 9.0, 9.7.14.5.
     """
     meets[:] = _meets(meets.shape[0] // 128)
@@ -346,13 +347,13 @@ def probe_mma_mxf4(
     scales_a: Out[i32, "bytes 2 registers_a"],
     scales_b: Out[i32, "bytes 4 registers_b"],
 ):
-    """Find which elements and scales mma.sync kind::mxf4 multiplies, and where the product goes.
+    """Find which elements and scales mma.sync kind::mxf4 multiplies, and which output receives the product.
 
-    `meets` is as in `probe_mma_bf16`, elements numbered by lane, register and nibble. `scales_a` has
-    for each register of A, numbered by lane, and each pair of selectors, byte 0 or 2 and thread 0 or 1,
-    the scale that multiplies all its elements, numbered by lane and byte: half of the lanes, by the bits of their
-    numbers, have scales other than 1, four different ones. `scales_b` is the same for B with threads 0 to 3. -2 stands
-    for several or none.
+    `meets` is as in `probe_mma_bf16`, with elements numbered by lane, register and nibble. `scales_a` has, for each
+    register of A, numbered by lane, and each pair of selectors, byte 0 or 2 and thread 0 or 1, the number (lane, byte)
+    of the scale that multiplies all its elements. To find it, half of the lanes, chosen by a bit of the lane's number,
+    hold four different scales other than 1; each bit is tried. `scales_b` is the same for B with threads 0 to 3. -2
+    means several or none.
     Source: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
     """
     meets[:] = _meets(8)
@@ -388,8 +389,8 @@ def probe_mma_mxf4nvf4_2x(
     scales_a[:], scales_b[:] = _scale_numbers("a", 8, 2), _scale_numbers("b", 8, 2)
 
 
-#: Forms of mma.sync whose registers `probe_mma_registers` takes, by its numbers: the kind of the atlas, and the type of
-#: A and B.
+#: Forms of mma.sync, in the order of the numbers of `probe_mma_registers`: the kind of the atlas, and the type of A and
+#: B.
 GIVEN_FORMS = (
     *(("bf16", "bf16"), ("f16", "f16"), ("f16_f16", "f16"), ("tf32", "tf32"), ("int8", "s8"), ("int8", "u8")),
     *((kind, type) for kind in ("fp8", "fp8_f16") for type in ("e4m3", "e5m2")),
@@ -399,10 +400,10 @@ GIVEN_FORMS = (
 
 
 def _sparse_rows(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Registers of A whose bytes have bits 5 to 2 alone: finite numbers in every format, without padding.
+    """Registers of A whose bytes have only bits 5 to 2: finite numbers in every format, with zero padding bits.
 
-    The high bytes of 16-bit and 32-bit elements are 0 or have bit 5, as in B: so products are normal numbers, or far
-    below what rounds to any. Machines differ in how they round to a subnormal.
+    The high bytes of 16-bit and 32-bit elements are 0 or have bit 5, as in B. Then products are normal numbers, or so
+    small that they round to 0. Machines differ in rounding to subnormals.
     """
     bits = rng.integers(0, 16, (*shape, 4), dtype=np.uint8)
     bits[..., 1::2] |= (bits[..., 1::2] > 0) * np.uint8(8)
@@ -410,14 +411,15 @@ def _sparse_rows(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
 
 
 def _one_of_each_column(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Registers of B of which a column has one with a byte in it: a sum has one product, or two of 4-bit elements."""
+    """Registers of B in which one byte of each column is not 0, so that a sum has one product, or two of 4-bit
+    elements."""
     b = np.zeros(shape, np.uint32)
     b[:, ::4, 0] = rng.integers(8, 16, b[:, ::4, 0].shape, dtype=np.uint32) << 26
     return b
 
 
 def _both_scales(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Scales of A and of B from 1 to 4 as ue4m3, whose products are near 1 as ue8m0 too; bit 7 is set in those of B."""
+    """Scales of A and B from 1 to 4 as ue4m3; as ue8m0 their products are near 1 too. Bit 7 is set in those of B."""
     bytes = np.array([0x38, 0xB8], np.uint8)[:, None] + rng.integers(0, 3, (*shape, 4), dtype=np.uint8) * np.uint8(8)
     return bytes.view(np.uint32)[..., 0]
 
@@ -440,12 +442,12 @@ def probe_mma_registers(
     d: Out[u32, "trials 32 4"],
     form: Scalar[(i32, *range(28))] = 0,
 ):
-    """Write what mma.sync makes of registers, given bit by bit: one warp and one instruction to a trial.
+    """Write the accumulator of mma.sync for registers given bit by bit: one warp and one instruction for each trial.
 
     `form` is a number in `GIVEN_FORMS`: the kind and the type of A and B. `scales` holds the scale registers of A and
-    B, which forms without scales leave alone; the selectors are 0. An f16 accumulator has two registers of four, the
-    others pass through. The reference is exact where no sum is rounded but to D: sums that are belong to a machine, and
-    ptxrt.summation has candidates for theirs.
+    B, which forms without scales ignore; the selectors are 0. f16 accumulators are the first two registers of four; the
+    other two are copied. The reference is exact if no sum is rounded except to D. Other sums depend on the machine;
+    ptxrt.summation has candidates for its rule.
     Source: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
     """
     kind, type = GIVEN_FORMS[int(form)]
@@ -453,7 +455,7 @@ def probe_mma_registers(
 
 
 def cases_of(kind: Kind) -> tuple[Kernel, list[Case]]:
-    """The probe that looks at a kind, and those of its cases that do."""
+    """Return the probe of a kind, and its cases for this kind."""
     probe = {each.name: each for each in PROBES}[kind.probe]
     if probe is probe_mma_plain:
         return probe, [case for case in probe.cases if FORMS[case.scalars["form"]].kind == kind.name]
@@ -491,12 +493,12 @@ def probe_ldmatrix(
     stored_m8n8_trans: Out[i32, "lanes 16"],
     stored_m16n8_trans_b8: Out[i32, "lanes 16"],
 ):
-    """Find which bytes ldmatrix brings to which registers, and where stmatrix puts them, in every form with most
+    """Find which bytes ldmatrix loads to which registers, and where stmatrix stores them, in every form with most
     registers.
 
-    Lane i gives the address of the 16 bytes of row i. The loads report, for each lane, register and
-    byte, 16 row + byte of where it came from; for 4-bit elements 32 row + nibble. The stores report,
-    for each row and byte, 16 lane + 4 register + byte of what came there.
+    Lane i gives the address of the 16 bytes of row i. The loads report, for each lane, register and byte, its source:
+    16 row + byte; for 4-bit elements 32 row + nibble. The stores report, for each row and byte, its source: 16 lane + 4
+    register + byte.
     Source: PTX ISA 9.0, 9.7.14.5.15 and 9.7.14.5.16.
     """
     lane, register, byte = _lanes_registers_bytes()
@@ -521,12 +523,13 @@ def probe_fragments(
     scale_a: Out[i32, "lanes 4"],
     scale_b: Out[i32, "lanes 4"],
 ):
-    """Report where the kernels' tile code brings elements and scales, for comparison with what the other probes find.
+    """Report where the kernels' tile code places elements and scales, for comparison with the findings of the other
+    probes.
 
-    `accumulator` holds row and column of each output. `a`, `b` (two neighbouring B) and `b_transposed`
-    hold, for each lane, register and byte, 32 row + byte of a tile of 16 rows of 32 bytes in shared
-    memory. `scale_a` and `scale_b` hold, for each lane and byte, which scale it is of rows with 8 and 4
-    scales: 8 row + block and 4 row + block.
+    `accumulator` holds row and column of each output. `a`, `b` (two neighboring B) and `b_transposed` hold, for each
+    lane, register and byte, 32 row + byte of a tile of 16 rows of 32 bytes in shared memory. `scale_a` and `scale_b`
+    hold, for each lane and byte, the number of its scale, for rows with 8 and 4 scales: 8 row + block and 4 row +
+    block.
     Source: PTX ISA 9.0, 9.7.14.3 and 9.7.14.5.
     """
     lane, register, byte = _lanes_registers_bytes()

@@ -1,4 +1,4 @@
-"""Norms, gates and activations for callers: what stands between two matrix products, in one read and one write."""
+"""Norms, gates and activations for callers: the operations between two matrix products, in one read and one write."""
 
 from __future__ import annotations
 
@@ -136,33 +136,34 @@ def rmsnorm(
     residual_out: Array | None = None,
     stream: StreamLike = None,
 ) -> Any:
-    """Norm rows of x [.., n] by their root mean square: y = v / sqrt(mean(v^2) + eps) (weight + offset).
+    """Normalize rows of x [.., n] by their root mean square: y = v / sqrt(mean(v^2) + eps) (weight + offset).
 
-    All arithmetic is float32; the bits of a row depend on no other row. Squares beyond float32 are infinite: a row with
-    values beyond 1.8e19 becomes zeros. A NaN makes its row NaN; an infinity becomes NaN and the rest of its row zeros.
-    Empty arrays give empty ones. NumPy arrays give NumPy results. Device arrays stay on the device; the call does not
-    wait. Kernel: `norm_rows`.
+    All arithmetic is float32; the bits of a row depend on no other row. Squares that overflow float32 are infinite: a
+    row with values beyond 1.8e19 becomes zeros. A NaN makes its row NaN; an infinity becomes NaN and the rest of its
+    row zeros. Empty arrays give empty results. NumPy arrays give NumPy results. Device arrays stay on the device; the
+    call does not wait. Kernel: `norm_rows`.
 
     Args:
         x: float32, float16 or bfloat16 on any strides.
         weight: Floats [n]; None is 1, without an offset.
         eps: A number from 0 on.
-        residual: Of x's shape and type. v is then x + residual, and the result is (y, v in x's type).
+        residual: An array of x's shape and type. v is then x + residual, and the result is (y, v in x's type); without
+            it v is x.
         offset: Added to the weight.
-        rounding: "once" rounds at the end alone; "16" also rounds v, and what the weight multiplies, to x's type, as
-            the published models do.
+        rounding: "once" rounds only y; "16" also rounds v, and the values that the weight multiplies, to x's type, as
+            published models do.
         format: None gives floats of out_dtype; "mxfp8", "mxfp4" or "nvfp4" gives a QuantizedArray with the bytes of
             `quantize(y, pad=True)` on the float32 values of y.
         out_dtype: float32, float16 or bfloat16; None is x's.
-        scale_rule: As of `quantize`, but None is "rceil" of mxfp8 and "even" of mxfp4.
+        scale_rule: As in `quantize`, but None is "rceil" for mxfp8 and "even" for mxfp4.
         scale_layout: "linear" or "128x4".
-        global_scale: Of nvfp4, which needs it: a positive number (1 for a single level) or a float32 device scalar.
-        out: An array or QuantizedArray to write y to. It shares no memory with an argument.
-        residual_out: An array of x's type to write v to. It shares no memory with an argument.
-        stream: Of the device; None is the library's own.
+        global_scale: Required for nvfp4: a positive number (1 for a single level of scales) or a float32 device scalar.
+        out: An array or QuantizedArray to write y to. It must not share memory with an argument.
+        residual_out: An array of x's type to write v to. It must not share memory with an argument.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     return _norm(
         "rmsnorm",
@@ -288,9 +289,10 @@ def layernorm(
     residual_out: Array | None = None,
     stream: StreamLike = None,
 ) -> Any:
-    """Norm rows of x [.., n]: y = (v - m) / sqrt(mean((v - m)^2) + eps) weight + bias, m the mean of the row v.
+    """Normalize rows of x [.., n]: y = (v - m) / sqrt(mean((v - m)^2) + eps) weight + bias, with m the mean of the row
+    v.
 
-    A NaN or an infinity makes its row NaN. Everything else is as of `rmsnorm` with rounding="once". Kernel:
+    A NaN or an infinity makes its row NaN. Everything else is as in `rmsnorm` with rounding="once". Kernel:
     `norm_rows`.
 
     Args:
@@ -299,7 +301,7 @@ def layernorm(
         bias: Floats [n]; None is 0.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     return _norm(
         "layernorm",
@@ -348,22 +350,21 @@ def swiglu(
 ) -> Any:
     """Gate the values of x [.., 2 n]: y = g sigmoid(alpha g) (u + offset), of shape [.., n].
 
-    All arithmetic is float32, by the functions of `matmul` with the activation "swiglu". y is NaN where g or u is, and
-    where g is -infinity, which is multiplied by 0. Arguments that are not listed are those of `rmsnorm`. Kernel:
-    `gate_rows`.
+    All arithmetic is float32, with the functions of `matmul` with activation="swiglu". y is NaN if g or u is NaN, and
+    if g is -infinity (-infinity times 0). Arguments that are not listed are those of `rmsnorm`. Kernel: `gate_rows`.
 
     Args:
         x: float32, float16 or bfloat16 on any strides: g is the first half of each row, u the second.
-        interleaved: Whether column i is made of columns 2 i and 2 i + 1 instead.
-        limit: From 0 on: g is at most that, and u within it. None is no limit. (gpt-oss: interleaved, limit 7, alpha
-            1.702, offset 1.)
+        interleaved: Whether column i is computed from columns 2 i (g) and 2 i + 1 (u) instead.
+        limit: A number from 0 on: g is at most `limit`, and u within [-limit, limit]. None is no limit. (gpt-oss:
+            interleaved, limit 7, alpha 1.702, offset 1.)
         alpha: A number.
         offset: Added to u.
-        row_weights: Floats of x's shape without its last axis, which multiply y.
+        row_weights: Floats of x's shape without its last axis, factors of y.
         rounding: "16" rounds y to x's type before it is quantized.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     name = "swiglu"
     x = taken(name, "x", x)
@@ -408,18 +409,17 @@ def gelu(
     out: Array | QuantizedArray | None = None,
     stream: StreamLike = None,
 ) -> Any:
-    """Activate every value of x: y = x Phi(x), by erf or by its approximation with tanh.
+    """Apply GELU to every value of x: y = x Phi(x), with erf or its tanh approximation.
 
-    All arithmetic is float32, by the functions of `matmul` with "gelu" and "gelu_tanh". y is NaN for NaN and for
-    -infinity, which is multiplied by 0. Arguments that are not listed are those of `rmsnorm`. Kernel:
-    `activate_rows`.
+    All arithmetic is float32, with the functions of `matmul` for "gelu" and "gelu_tanh". y is NaN for NaN and for
+    -infinity (-infinity times 0). Arguments that are not listed are those of `rmsnorm`. Kernel: `activate_rows`.
 
     Args:
         x: float32, float16 or bfloat16 on any strides.
         approximate: None or "none" for erf, "tanh" for the approximation.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     x = taken("gelu", "x", x)
     if approximate is not None and (not isinstance(approximate, str) or approximate not in ("none", "tanh")):
@@ -432,7 +432,7 @@ def gelu(
 
 
 def _norm(name, x, weight, bias, eps, residual, offset, rounding, centered, requested, out, residual_out, stream):
-    """`rmsnorm` and `layernorm`."""
+    """Run `rmsnorm` or `layernorm`."""
     x = taken(name, "x", x)
     cols = x.shape[-1:]
     options: dict[str, Any] = dict(
@@ -470,17 +470,17 @@ def _norm(name, x, weight, bias, eps, residual, offset, rounding, centered, requ
     return y if total is None else (y, total.handed_back())
 
 
-# What the calls have in common
+# Shared by the calls
 
 
 def _target(caller_out, place: Place, shape: tuple[int, ...], member: Format, lead=None) -> Target:
-    """Floats that are written as rows."""
+    """Return a float result that kernels write as rows."""
     return Target(caller_out, place, shape, member, lambda x: as_rows(x, lead) is not None)
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A call whose arguments fit each other. output: the type of the result, None where `ending` quantizes it."""
+    """A checked call. output: the type of the result, None if `ending` quantizes it."""
 
     name: str
     read: dict[str, Any]
@@ -491,20 +491,20 @@ class _Call:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The arrays that are written, by name."""
+        """The output arrays by name."""
         return {} if self.out is None else parts_of("out", self.out)
 
     def place(self, stream, *others) -> Place:
-        """Where it runs."""
+        """Return the place where the call runs."""
         place = Place([*self.read.values(), *self.parts.values(), *others], stream)
         place.put(next(iter(self.read.values())))
         return place
 
     def run(self, place: Place, kernel, blocks, inputs, options: dict[str, Any], lead: tuple[int, ...] | None = None):
-        """Launch a kernel on rows and give the result.
+        """Launch a kernel on rows and return the result.
 
-        blocks: of threads, of rows and columns; None of kernels that know. lead: the axes of rows, where there are more
-        than one.
+        blocks: function of rows and columns that gives the blocks of threads; None for kernels that derive them. lead:
+        the axes of rows, if there are several.
         """
         if blocks:
             rows, cols = math.prod(self.shape[:-1]), self.shape[-1]
@@ -523,7 +523,7 @@ class _Call:
 
 
 def produced_call(name: str, arrays: dict[str, Any], shape: tuple[int, ...], requested, out) -> _Call:
-    """The output of a call, checked; of the type of the first array where none is asked for.
+    """Check the output of a call; its default type is that of the first array.
 
     requested: out_dtype, format, scale_rule, scale_layout, global_scale.
     """
@@ -542,7 +542,7 @@ def produced_call(name: str, arrays: dict[str, Any], shape: tuple[int, ...], req
 
 
 def taken(name: str, key: str, x):
-    """The argument `key` as an array of floats with at least one axis."""
+    """Return the argument `key` as an array of floats with at least one axis."""
     if isinstance(x, Packed):
         raise ArgumentError(f"{name}: {key} is {x!r}; pass float32, float16 or bfloat16 (ptxrt.dequantize gives them)")
     (x,) = as_arrays(name, **{key: x})
@@ -553,14 +553,14 @@ def taken(name: str, key: str, x):
 
 
 def rows_of(x, place: Place, lead: tuple[int, ...] | None = None) -> DeviceArray:
-    """The rows of an array on the device, as `as_rows`; a copy where they do not lie evenly or have gaps."""
+    """Return the rows of an array on the device, as `as_rows` does; a copy if that fails."""
     x = place.put(x)
     rows = as_rows(x, lead)
     return as_rows(copied_to(x, format_of(x.dtype), place), lead) if rows is None else rows
 
 
 def float_array(name: str, key: str, value, shape: tuple[int, ...]):
-    """Floats of a shape; float64 of NumPy is rounded to float32."""
+    """Return floats of a shape; NumPy float64 is rounded to float32."""
     (value,) = as_arrays(name, **{key: value})
     if isinstance(value, np.ndarray) and value.dtype == np.float64:
         with np.errstate(over="ignore"):
@@ -571,7 +571,7 @@ def float_array(name: str, key: str, value, shape: tuple[int, ...]):
 
 
 def as_vector(value, place: Place, member: Format) -> DeviceArray:
-    """Floats on the device in one axis without gaps, in a format."""
+    """Return floats on the device in one axis without gaps, in a format."""
     value = place.put(value)
     if value.is_contiguous and member.holds(value.dtype):
         return value.reshape(value.size)
@@ -579,7 +579,7 @@ def as_vector(value, place: Place, member: Format) -> DeviceArray:
 
 
 def checked_number(name: str, key: str, value, least: float | None = None) -> float:
-    """A finite number."""
+    """Return a finite number; ArgumentError for others."""
     try:
         number = None if isinstance(value, (bool, str, np.ndarray)) else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""The declarations of the kernels between two matrix products, which make rows of rows, and their references."""
+"""Declarations of the row kernels between two matrix products: norms, activations and gates, with their references."""
 
 import math
 
@@ -12,31 +12,32 @@ from ..kernel import kernel
 from .endings import ENDINGS, ending_layout
 from .gemm_kernels import ACTIVATIONS, activate, example_levels
 
-# Values of a lane's share, and lanes of a block.
+# Values that a lane holds of a row, its share, and lanes of a block.
 SHARE, THREADS = 16, 256
-# Blocks that are more than a GPU holds at a time.
+# More blocks than this exceed what a GPU holds at a time.
 _MANY_BLOCKS = 1024
 # Rows of a tile of scales in the 128x4 layout.
 SCALE_TILE_ROWS = 128
 
 
 def written_rows(rows: int, swizzled: bool) -> int:
-    """The rows that are gone through: those of padding, too, where scales lie in 128x4 tiles."""
+    """Return the rows to process: with scales in 128x4 tiles also those of padding."""
     return -(-rows // SCALE_TILE_ROWS) * SCALE_TILE_ROWS if swizzled else rows
 
 
 def _fewer(blocks: int) -> int:
-    """Blocks that each do the work of up to 8, where there are many: what comes next is loaded meanwhile."""
+    """Return a smaller number of blocks, each with the work of up to 8, if there are many: a block loads its next rows
+    while it works."""
     return max(min(blocks, _MANY_BLOCKS), -(-blocks // 8))
 
 
 def share_blocks(rows: int, cols: int) -> int:
-    """Blocks of threads for rows whose shares are worked on one by one."""
+    """Return the blocks of threads for rows whose shares are processed independently."""
     return _fewer(-(-rows * -(-cols // (2 * SHARE)) * 2 // THREADS))
 
 
 def norm_blocks(rows: int, cols: int) -> int:
-    """Blocks of threads for rows that are normed: as many lanes to each as hold it in registers."""
+    """Return the blocks of threads for norms: each row has as many lanes as hold it in registers."""
     lanes = 2
     while 2 * lanes * SHARE < cols and lanes < THREADS:
         lanes *= 2
@@ -44,9 +45,10 @@ def norm_blocks(rows: int, cols: int) -> int:
 
 
 def derived_blocks(blocks, rows: tuple[str, ...] = ("rows",)) -> dict:
-    """Axes that follow from others where a call does not give them.
+    """Axes that are derived from others if a call does not give them.
 
-    blocks: of threads, of rows and columns; rows: the axes whose product they are.
+    blocks: function of rows and columns that gives the blocks of threads. rows: the axes whose product is the number of
+    rows.
     """
     count = lambda axes: math.prod(axes[axis] for axis in rows)
     return dict(
@@ -58,7 +60,7 @@ def derived_blocks(blocks, rows: tuple[str, ...] = ("rows",)) -> dict:
 
 
 def ending_case(rows: int, cols: int, ending: str | None = None, swizzled: int = 0, **rest) -> dict:
-    """A declared case; ending: the block format that it ends in."""
+    """A declared case. ending: the block format of the result, or None."""
     axes = dict(rows=rows, cols=cols, level_count=1, code_bytes=1, scale_bytes=1)
     if ending:
         layout = ending_layout(ending, (rows, cols), bool(swizzled))
@@ -68,7 +70,8 @@ def ending_case(rows: int, cols: int, ending: str | None = None, swizzled: int =
 
 
 def _alternating(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples: normal values, or, where rows are quantized, a power of two with the signs in turn: norms are exact."""
+    """Examples: normal values; if rows are quantized, one power of two for each row with alternating signs, so that
+    norms are exact."""
     if axes.get("code_bytes", 1) > 1:
         signs = 1 - 2 * (np.arange(shape[1]) % 2)
         return (signs * np.exp2(np.arange(shape[0]) % 5 - 2.0)[:, None]).astype(member.dtype)
@@ -76,14 +79,14 @@ def _alternating(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
 
 
 def small_values(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples: normal values, or, where rows are quantized, whole numbers, of which codes cannot differ."""
+    """Examples: normal values; if rows are quantized, small whole numbers, for which codes cannot differ."""
     if axes.get("code_bytes", 1) > 1:
         return rng.integers(-3, 4, shape).astype(member.dtype)
     return rng.standard_normal(shape, dtype=np.float32).astype(member.dtype)
 
 
 def write(y: np.ndarray, outputs: dict, options: dict) -> None:
-    """Write rows [rows, cols] in float64 as kernels end: to the output that is there, or quantized."""
+    """Write float64 rows [rows, cols] as kernels do: to the given float output, or quantized."""
     for name in ("out_f32", "out_f16", "out_bf16"):
         if outputs[name] is not None:
             outputs[name][:] = y.reshape(outputs[name].shape)
@@ -169,19 +172,18 @@ def norm_rows(
     rule: Scalar[i32, 0, 1, 2, 3] = 0,
     swizzled: Scalar[i32, 0, 1] = 0,
 ):
-    """Norm rows: y = (v - m) / sqrt(s + eps) (weight + offset) + bias, where v is x, or x + residual.
+    """Normalize rows: y = (v - m) / sqrt(s + eps) (weight + offset) + bias, where v is x, or x + residual.
 
-    m is the mean of the row where `centered`, else 0; s the mean square of v - m; a weight that is missing is 1, a
-    bias 0.
-    float32 arithmetic, in an order that follows from `cols` alone: a row's bits depend on no other row. Squares beyond
-    float32 are infinite: rows of values beyond 1.8e19 become zeros. total: v in x's type. rounds: the sum with the
-    residual, and what the weight multiplies, are rounded to x's type. An infinity or a NaN makes its row NaN, but
-    beside an infinity without `centered` finite values become zeros.
+    m is the mean of the row if `centered`, else 0; s is the mean square of v - m. A missing weight counts as 1, a
+    missing bias as 0. Arithmetic is float32, in an order that depends on `cols` alone: a row's bits depend on no other
+    row. Squares that overflow float32 are infinite: rows of values beyond 1.8e19 become zeros. total: receives v in x's
+    type. rounds: the sum with the residual, and the values that the weight multiplies, are rounded to x's type. An
+    infinity or a NaN makes its row NaN; without `centered` finite values beside an infinity become zeros.
 
-    Rounded once, to nearest, ties to even, to the one of out_f32, out_f16 and out_bf16 that is there; or quantized with
-    the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global` (1 where it is
-    missing), by the rule of that number, scales in 128x4 tiles where `swizzled`; a row that ends within a block is
-    filled up with zeros.
+    Values are rounded once, to nearest, ties to even, to the type of the output among out_f32, out_f16 and out_bf16. Or
+    they are quantized with the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under
+    `out_global` (1 if missing), by the rule of that number, scales in 128x4 tiles if `swizzled`. A row that ends within
+    a block is padded with zeros.
     """
     v = x.astype(np.float64)
     given = lambda name: next((a.astype(np.float64) for a in options[name] if a is not None), None)
@@ -232,14 +234,15 @@ def activate_rows(
     rule: Scalar[i32, 0, 1, 2, 3] = 0,
     swizzled: Scalar[i32, 0, 1] = 0,
 ):
-    """Activate every value: 1 relu, 2 gelu by erf, 3 gelu by tanh, 4 silu; the functions of matrix products.
+    """Apply an activation to every value: 1 relu, 2 gelu by erf, 3 gelu by tanh, 4 silu; the functions of matrix
+    products.
 
-    float32 arithmetic; NaN of NaN, and of -infinity in all but relu.
+    Arithmetic is float32. NaN gives NaN, and so does -infinity in all but relu.
 
-    Rounded once, to nearest, ties to even, to the one of out_f32, out_f16 and out_bf16 that is there; or quantized with
-    the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global` (1 where it is
-    missing), by the rule of that number, scales in 128x4 tiles where `swizzled`; a row that ends within a block is
-    filled up with zeros.
+    Values are rounded once, to nearest, ties to even, to the type of the output among out_f32, out_f16 and out_bf16. Or
+    they are quantized with the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under
+    `out_global` (1 if missing), by the rule of that number, scales in 128x4 tiles if `swizzled`. A row that ends within
+    a block is padded with zeros.
     """
     y = activate(x.astype(np.float64), ACTIVATIONS[int(activation)])
     outputs = dict(out_f32=out_f32, out_f16=out_f16, out_bf16=out_bf16, codes=codes, scales=scales)
@@ -283,16 +286,17 @@ def gate_rows(
     swizzled: Scalar[i32, 0, 1] = 0,
     cols: Axis,
 ):
-    """Gate values: y = g sigmoid(gate_alpha g) (u + offset) row_weight, g at most `limit` and u within it.
+    """Gate values: y = g sigmoid(gate_alpha g) (u + offset) row_weight, with g at most `limit` and u within [-limit,
+    limit].
 
-    g are the first `cols` columns of x and u the others; where `interleaved`, column i is made of columns 2 i and
-    2 i + 1. float32 arithmetic, as in the activation swiglu of matrix products; NaN where g or u is, and
-    where g is -infinity. rounds: the result is rounded to x's type first.
+    g are the first `cols` columns of x and u the others; if `interleaved`, g is column 2 i and u column 2 i + 1.
+    Arithmetic is float32, as in the activation swiglu of matrix products. y is NaN if g or u is NaN, or if g is
+    -infinity. rounds: the result is rounded to x's type first.
 
-    Rounded once, to nearest, ties to even, to the one of out_f32, out_f16 and out_bf16 that is there; or quantized with
-    the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global` (1 where it is
-    missing), by the rule of that number, scales in 128x4 tiles where `swizzled`; a row that ends within a block is
-    filled up with zeros.
+    Values are rounded once, to nearest, ties to even, to the type of the output among out_f32, out_f16 and out_bf16. Or
+    they are quantized with the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under
+    `out_global` (1 if missing), by the rule of that number, scales in 128x4 tiles if `swizzled`. A row that ends within
+    a block is padded with zeros.
     """
     pairs = x.astype(np.float64)
     if not interleaved:

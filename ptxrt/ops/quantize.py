@@ -1,4 +1,4 @@
-"""Quantization for callers: `quantize`, `dequantize` and the layouts of scales, composed of kernels."""
+"""The public functions of quantization: `quantize`, `dequantize` and conversions between layouts of scales."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ..typing import Array, BlockFormatName, Flag, HostArray, Number, ScaleLayout, ScaleRule, StreamLike
 
-# Enough parts of an array to fill a GPU, few enough for one block of threads to finish.
+# The most parts of an array for `amax`: enough to fill a GPU, few enough for one block of threads to finish.
 _AMAX_PARTS = 1024
 
 
@@ -53,27 +53,27 @@ def quantize(
 ) -> QuantizedArray:
     """Quantize x in blocks along one axis.
 
-    The kernel `quantize_NAME` states its rounding, ties, saturation, and what becomes of zeros and NaN. NumPy arrays
-    give NumPy codes and scales. Device arrays stay on the device; the call does not wait.
+    The documentation of the kernel `quantize_NAME` defines rounding, ties, saturation, zeros and NaN. NumPy arrays give
+    NumPy codes and scales. Device arrays stay on the device; the call does not wait.
 
     Args:
         x: float32, float16 or bfloat16.
         format: "mxfp4", "mxfp8" (e4m3), "mxfp8_e5m2", "mxfp6_e3m2" or "mxfp6_e2m3" in blocks of 32, "nvfp4" in blocks
             of 16.
         axis: The axis that is cut into blocks. Its length is a multiple of the block, unless `pad` is set.
-        scale_rule: "floor" (default), "ceil", "rceil" or "even"; of nvfp4 "amax" (default) or "four_over_six".
+        scale_rule: "floor" (default), "ceil", "rceil" or "even"; for nvfp4 "amax" (default) or "four_over_six".
         scale_layout: "linear", or "128x4" for the tiles that cuBLAS and CUTLASS take.
-        global_scale: Of nvfp4: a positive number or a float32 device scalar, which the result holds. None computes it
-            from the largest finite magnitude; 1 leaves the block scales alone.
+        global_scale: For nvfp4: a positive number or a float32 device scalar, which the result refers to. None computes
+            it from the largest finite magnitude; 1 leaves only the block scales.
         pad: Whether the axis is padded with zeros to whole blocks.
         out: A QuantizedArray of the same format, shape, axis and layout to write to.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Returns:
-        Codes and scales with what they stand for.
+        Codes and scales with their format, shape and layout.
 
     Raises:
-        ArgumentError: Something does not fit; the message says what came and what to pass.
+        ArgumentError: An argument is invalid; the message names it and a valid one.
     """
     block = block_format("quantize", format)
     rule = rule_number("quantize", block, scale_rule)
@@ -128,19 +128,19 @@ def dequantize(q: Packed, dtype: DTypeLike = ..., *, out: DeviceArray, stream: S
 def dequantize(q: Packed, dtype: DTypeLike = ..., *, out: Array | None = ..., stream: StreamLike = ...) -> Any: ...
 @remembered
 def dequantize(q, dtype=np.float32, *, out=None, stream=None):
-    """Give the values of a QuantizedArray or an Operand.
+    """Return the values of a QuantizedArray or an Operand.
 
-    float32 values of the MX formats are exact; those of nvfp4 are two float32 products. float16 and bfloat16 are
-    rounded once more, to nearest even. NumPy arrays give a NumPy array, device arrays a device array.
+    float32 values of the MX formats are exact; those of nvfp4 come from two rounded float32 products. float16 and
+    bfloat16 are rounded once more, to nearest even. NumPy arrays give a NumPy array, device arrays a device array.
 
     Args:
         q: A QuantizedArray or an Operand.
         dtype: float32, float16 or bfloat16.
         out: An array of q's shape to write to; its dtype replaces `dtype`.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     if not isinstance(q, Packed):
         raise ArgumentError(f"dequantize: q is a {type(q).__name__}; pass a QuantizedArray or an Operand")
@@ -163,7 +163,7 @@ def dequantize(q, dtype=np.float32, *, out=None, stream=None):
 def quantize_reference(
     x, format, *, axis=-1, scale_rule=None, scale_layout="linear", global_scale=None, pad=False
 ) -> QuantizedArray:
-    """Compute what `quantize` gives for NumPy arrays, on the host, from the definitions alone."""
+    """Compute on the host, directly from the definitions, what `quantize` gives for NumPy arrays."""
     block = block_format("quantize", format)
     rule = block.rules[rule_number("quantize", block, scale_rule)]
     layout = _checked_layout(x, block, axis, scale_layout, pad)
@@ -195,13 +195,13 @@ def swizzle_scales(scales, *, axis=-1, stream=None):
         scales: uint8 (or ue8m0, e4m3 of ml_dtypes) whose `axis` counts blocks; all other axes are rows. The matrix is
             padded with 0x00 to multiples of 128 rows and 4 blocks.
         axis: The axis that counts blocks.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Returns:
-        uint8 bytes in one axis.
+        uint8, with one axis.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     (scales,) = as_arrays("swizzle_scales", scales=scales)
     outer, blocks, inner = _scale_matrix("swizzle_scales", tuple(scales.shape), axis)
@@ -223,7 +223,7 @@ def unswizzle_scales(
     swizzled: Array, shape: Sequence[int], *, axis: SupportsIndex = ..., stream: StreamLike = ...
 ) -> Any: ...
 def unswizzle_scales(swizzled, shape, *, axis=-1, stream=None):
-    """Bring block scales out of their 128x4 tiles: the inverse of `swizzle_scales`.
+    """Convert block scales from 128x4 tiles to linear order: the inverse of `swizzle_scales`.
 
     NumPy arrays give NumPy arrays. Device arrays stay on the device; the call does not wait. Kernel:
     `unswizzle_scales`.
@@ -232,13 +232,13 @@ def unswizzle_scales(swizzled, shape, *, axis=-1, stream=None):
         swizzled: As many bytes as the tiles of `shape` have, in any shape.
         shape: The shape of the scales.
         axis: The axis of `shape` that counts blocks.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Returns:
         uint8 scales of `shape`.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     (swizzled,) = as_arrays("unswizzle_scales", bytes=swizzled)
     shape = checked_shape("unswizzle_scales", shape)
@@ -254,11 +254,11 @@ def unswizzle_scales(swizzled, shape, *, axis=-1, stream=None):
     return scales.to_numpy(stream=stream) if isinstance(swizzled, np.ndarray) else scales
 
 
-# What calls have in common
+# Shared by the calls
 
 
 def rule_number(function: str, block: BlockFormat, rule) -> int:
-    """The number by which kernels know a rule."""
+    """Return the kernels' number of a rule."""
     if rule is None:
         return 0
     if not isinstance(rule, str) or rule not in block.rules:
@@ -267,7 +267,7 @@ def rule_number(function: str, block: BlockFormat, rule) -> int:
 
 
 def _checked_layout(x, block: BlockFormat, axis, scale_layout, pad) -> Layout:
-    """Where the codes and scales of x will lie; ArgumentError for an x that cannot be cut into blocks."""
+    """Return the layout of the codes and scales of x; ArgumentError if x cannot be cut into blocks."""
     if not isinstance(pad, (bool, np.bool_)):
         raise ArgumentError(f"quantize: pad is {pad!r}; pass True or False")
     if format_of(x.dtype) is None:
@@ -286,7 +286,7 @@ def _checked_layout(x, block: BlockFormat, axis, scale_layout, pad) -> Layout:
 
 
 def given_global_scale(function: str, block: BlockFormat, value, on_host: bool):
-    """A given global scale as an array without axes; None where none is given."""
+    """Return a given global scale as an array without axes; None if none is given."""
     if value is None:
         return None
     if not block.two_level:
@@ -298,7 +298,8 @@ def given_global_scale(function: str, block: BlockFormat, value, on_host: bool):
 
 
 def _device_global_scale(source: DeviceArray, level, buffer, stream) -> DeviceArray:
-    """The global scale on the device: as given, or of the array's largest finite magnitude; by launches alone."""
+    """Return the global scale on the device, without waiting: the given one, or one from the array's largest finite
+    magnitude."""
     buffers = {} if buffer is None else {"global_scale": buffer.reshape(1)}
     if isinstance(level, DeviceArray):
         return level
@@ -316,13 +317,13 @@ def _device_global_scale(source: DeviceArray, level, buffer, stream) -> DeviceAr
 
 
 def _scale_matrix(function: str, shape: tuple[int, ...], axis) -> tuple[int, int, int]:
-    """Sizes before, along and after the axis that counts blocks."""
+    """Return the sizes before, along and after the axis that counts blocks."""
     axis = checked_axis(function, axis, shape) + len(shape)
     return int(np.prod(shape[:axis])), shape[axis], int(np.prod(shape[axis + 1 :]))
 
 
 def _scale_bytes(function: str, name: str, array, stream) -> DeviceArray:
-    """Scales on the device as uint8."""
+    """Return scales on the device as uint8."""
     if not any(member.holds(array.dtype) for member in (u8, ue8m0, ue4m3)):
         raise ArgumentError(f"{function}: {name} is {array.dtype} {list(array.shape)}; pass uint8")
     return to_device(array.view(np.uint8) if isinstance(array, np.ndarray) else array, stream=stream).view(np.uint8)
@@ -339,7 +340,8 @@ def _check_quantized_out(out, layout: Layout, on_host: bool) -> None:
 
 
 def _check_out(function: str, name: str, array, on_host: bool, other: str) -> None:
-    """Whether results may go to `array`: on the same side as the input, and writable."""
+    """Check that results can be written to `array`: it is writable and on the same side (host or device) as
+    the input."""
     if isinstance(array, np.ndarray) != on_host:
         other_side, here = ("on the device", "a NumPy array") if on_host else ("a NumPy array", "on the device")
         raise ArgumentError(f"{function}: {name} is {other_side}, {other} is {here}; pass both on one side")
@@ -348,7 +350,7 @@ def _check_out(function: str, name: str, array, on_host: bool, other: str) -> No
 
 
 def _copy_to(out: QuantizedArray, result: QuantizedArray) -> QuantizedArray:
-    """Write results, which are all there by now, into the arrays of `out`."""
+    """Copy finished results to the arrays of `out`."""
     np.copyto(out.codes.view(np.uint8), result.codes)
     np.copyto(out.scales.view(np.uint8), result.scales)
     out.global_scale = result.global_scale

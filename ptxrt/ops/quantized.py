@@ -1,4 +1,4 @@
-"""Quantized arrays: `Packed`, its class `QuantizedArray`, the layout of codes and scales in memory, and files."""
+"""Quantized arrays: the base class `Packed`, `QuantizedArray`, the layout of codes and scales in memory, and files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCALE_LAYOUTS = ("linear", "128x4")
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of codes and scales of an array: everything that follows from its format and shape.
+    """The layout of codes and scales of an array; it depends on the format, the shape, the axis and the scale layout.
 
     axis: the axis that is cut into blocks, counted from the end (-1 is the last). The array is then [outer, length,
     inner], and `length` is padded with zeros to a multiple of the block.
@@ -43,7 +43,7 @@ class Layout:
 
     @cached_property
     def outer(self) -> int:
-        """Elements of the axes before the blocks'."""
+        """Elements of the axes before the block axis."""
         return prod(self.shape[: self.axis])
 
     @property
@@ -53,12 +53,12 @@ class Layout:
 
     @cached_property
     def inner(self) -> int:
-        """Elements of the axes after the blocks'."""
+        """Elements of the axes after the block axis."""
         return prod(self.shape[len(self.shape) + self.axis + 1 :])
 
     @cached_property
     def padded(self) -> int:
-        """The length in whole blocks."""
+        """The length padded to whole blocks."""
         return self.format.padded(self.length)
 
     @cached_property
@@ -165,7 +165,7 @@ def checked_shape(function: str, shape) -> tuple[int, ...]:
 def checked_global_scale(function: str, value):
     """Return a global scale as a float32 array without axes; ArgumentError unless it is one positive number.
 
-    The value of a device scalar is not looked at, because that would wait.
+    The value of a device scalar is not checked, because reading it would wait.
     """
     (array,) = as_arrays(function, global_scale=value)
     if array.size != 1 or isinstance(value, (str, bytes)):
@@ -184,8 +184,8 @@ def checked_global_scale(function: str, value):
 class Packed(ABC):
     """The base of quantized arrays, `QuantizedArray` and `Operand`: codes, their scales, and their layout.
 
-    codes: uint8; all arrays are NumPy arrays or all are device arrays. scales: uint8, or None if they stand among the
-    codes. global_scale: a float32 array without axes, or None. layout: where codes of which shape lie.
+    codes: uint8; all arrays are NumPy arrays or all are device arrays. scales: uint8, or None if the codes contain
+    them. global_scale: a float32 array without axes, or None. layout: the layout of the codes.
     """
 
     codes: Any
@@ -194,7 +194,7 @@ class Packed(ABC):
     layout: Any
 
     def _checked_global_scale(self, block: BlockFormat | None, value):
-        """None, or an array without axes where the codes are."""
+        """Return None, or the global scale as an array without axes on the side of the codes."""
         name = type(self).__name__
         if block is None or not block.two_level:
             if value is not None:
@@ -256,17 +256,17 @@ class Packed(ABC):
         return values if dtype is None else values.astype(dtype)
 
     def with_arrays(self, arrays: Mapping[str, Any]) -> Self:
-        """Return the same with other arrays, by the names of the constructor, such as its own on another machine."""
+        """Return a copy with other arrays, by the constructor's names, such as the same arrays on another machine."""
         return type(self)(**{"scales": None, **arrays}, **self.description)
 
     def to_numpy(self, *, stream: StreamLike = None) -> Self:
-        """Return the same with NumPy arrays; itself if it has them already."""
+        """Return a copy with NumPy arrays; itself if it already has them."""
         if not self.on_device:
             return self
         return self.with_arrays({name: array.to_numpy(stream=stream) for name, array in self.arrays.items()})
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to `path` as .npz; the name is used as given, and the file appears whole or not at all.
+        """Write to `path` as .npz. The name is used as given, and the file is written atomically.
 
         An existing file is replaced and keeps its mode; a symbolic link stays. FileError, which names the folder, if
         `path` cannot be written.
@@ -300,8 +300,8 @@ class Packed(ABC):
                 if name in _SMALL and _checked_small(name, headers[name])
             }
             description = _described(small)
-            # Arrays without memory stand for those in the file: what does not fit its shape is refused before it is
-            # read.
+            # Placeholders without memory have the shapes of the file's arrays, so that a mismatch is refused before
+            # data are read.
             made(
                 **{
                     name: np.broadcast_to(np.zeros((), h.dtype), h.shape)
@@ -313,7 +313,7 @@ class Packed(ABC):
             return made(**{name: archive.read(name) for name in archive.names if name not in small}, **description)
 
 
-# {names that a file must have: (class, names that it may have)}
+# {required names: (class, optional names)}
 _FILES: dict[frozenset[str], tuple[type[Packed], frozenset[str]]] = {}
 
 
@@ -327,7 +327,7 @@ def stored_as(*required: str, optional: tuple[str, ...]):
     return enter
 
 
-@stored_as("codes", "scales", "format", "shape", optional=("global_scale",))  # of 0.1.0
+@stored_as("codes", "scales", "format", "shape", optional=("global_scale",))  # files of version 0.1.0
 @stored_as("codes", "scales", "format", "shape", "axis", "scale_layout", optional=("global_scale",))
 class QuantizedArray(Packed):
     """Codes and scales of an array, quantized in blocks along one axis.
@@ -458,8 +458,8 @@ def decoded(layout: Layout, codes: np.ndarray, scales: np.ndarray, global_scale)
 def fitted(
     array: DeviceArray, layout: Layout, length: int, rows: int, stream, target: "DeviceArray | None" = None
 ) -> DeviceArray:
-    """Return `array` with `rows` of `length` items along the blocks' axis, padded or cut, in the shape that kernels
-    take.
+    """Return `array` with `rows` of `length` items along the block axis, padded or cut, in the shape that
+    kernels take.
     """
     if length == rows:
         return shaped(array, layout.matrix(length))
@@ -477,7 +477,7 @@ def fitted(
 
 
 def shaped(array, shape: tuple[int, ...]):
-    """The array in a shape; itself if it already has it."""
+    """Reshape an array; itself if it already has the shape."""
     return array if array.shape == shape else array.reshape(shape)
 
 
@@ -488,14 +488,13 @@ def swizzle(scales: DeviceArray, outer: int, blocks: int, inner: int, stream) ->
 
 
 def unswizzle(swizzled: DeviceArray, outer: int, blocks: int, inner: int, stream) -> DeviceArray:
-    """Bring scales on the device out of their 128x4 tiles."""
+    """Convert scales on the device from 128x4 tiles to linear order."""
     return unswizzle_scales(swizzled.view(np.uint8), outer=outer, blocks=blocks, cols=inner, stream=stream)
 
 
 # Files
 
-# What is read before the rest is looked at, and of how many bytes each may be; offsets of packed sequences are checked
-# by value.
+# Arrays that are read before all others, with the most bytes of each; bounds of packed sequences are checked by value.
 _SMALL = dict.fromkeys(("format", "role", "shape", "axis", "scale_layout", "dim", "global_scale"), 4096) | {
     "cu_seqlens": 1 << 26
 }

@@ -1,4 +1,4 @@
-"""The declarations of every quantizer and dequantizer, made from the table of block formats.
+"""Declarations of all quantizers and dequantizers, generated from the table of block formats.
 
 Each format has four kernels: `quantize_NAME` and `dequantize_NAME` on blocks along the columns of a
 matrix, and the same with `_columns` on blocks along the middle axis of three. Quantizers write scales in
@@ -17,16 +17,16 @@ from ..errors import ArgumentError
 from ..formats import bf16, f16, f32, i32
 from ..kernel import Kernel, kernel
 
-# Places of tiles without a scale that a thread without values fills, where there are many.
+# Words of tiles without a scale that a thread without values fills, roughly.
 _FILLED = 8
 
 
 class _Blocks(NamedTuple):
-    """How blocks lie in an array.
+    """The position of blocks in an array.
 
-    values: its axes. axis: the one that is cut into blocks. grid: the axes that a grid covers. scales: the axes of the
-    scales that a quantizer writes. tile: how much of the grid's first side a block of a quantizer covers at most.
-    threads: of a block.
+    values: the axes of the array. axis: the axis that is cut into blocks. grid: the axes that a grid covers. scales:
+    the axes of the scales that a quantizer writes. tile: the most elements of the grid's first side that a block of
+    threads of a quantizer covers. threads: threads of a block.
     """
 
     values: str
@@ -41,13 +41,13 @@ class _Blocks(NamedTuple):
         return tuple(axes[axis] // (f.block if axis == self.axis else 1) for axis in self.values.split())
 
     def tiles(self, f: BlockFormat, axes: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the shape of scales in tiles, a row to each row of tiles."""
+        """Return the shape of scales in tiles, with one row for each row of tiles."""
         rows, blocks = self._matrix(f, axes)
         shape = (-(-rows // TILE_ROWS), -(-blocks // TILE_BLOCKS) * TILE_BYTES)
         return (1,) * (len(self.scales.split()) - len(shape)) + shape
 
     def covered(self, axes: Mapping[str, int]) -> int:
-        """Return what the grid's first side must cover."""
+        """Return how many elements the grid's first side must cover."""
         return prod(axes[axis] for axis in self.grid.split()[0].split("*"))
 
     def tiled(self, f: BlockFormat, axes: Mapping[str, int]) -> dict[str, int]:
@@ -57,17 +57,17 @@ class _Blocks(NamedTuple):
         """
         rows, blocks = self._matrix(f, axes)
         columns = -(-blocks // TILE_BLOCKS)  # of tiles
-        # Words of rows after the last one, and rows that end within a tile.
+        # Words without a scale: those of padding rows, and of rows that end within a tile.
         places = TILE_ROWS * columns * (rows % TILE_ROWS > 0) + rows * (blocks % TILE_BLOCKS > 0)
         covered = self.covered(axes)
         if places and covered:
-            # A step along the first side adds as many blocks of threads as the other sides have.
+            # A step along the grid's first side adds one block of threads for each position of the other sides.
             threads = self.threads * (columns * axes["outer"] if "outer" in axes else 1)
             covered += self.tile * max(places // (_FILLED * threads), 1)
         return dict(swizzled=1, covered=covered) | dict(zip(self.scales.split(), self.tiles(f, axes)))
 
     def _matrix(self, f: BlockFormat, axes: Mapping[str, int]) -> tuple[int, int]:
-        """Return the rows of scales, and the blocks of each."""
+        """Return the number of rows of scales, and of the blocks of each row."""
         return prod(axes[axis] for axis in self.values.split() if axis != self.axis), axes[self.axis] // f.block
 
 
@@ -119,12 +119,12 @@ Source: NVIDIA, Introducing NVFP4."""
 
 
 def positive(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Global scales for examples: positive, around those of normal values."""
+    """Examples of global scales: positive, near those of normal values."""
     return np.exp2(rng.uniform(-12, 2, shape)).astype(np.float32)
 
 
 def _declare(f: BlockFormat, name: str, text: str, layout: _Blocks, body, cases, **options) -> Kernel:
-    """Declare `body` as the kernel `name`; `text` is its docstring with places for what the format says of itself."""
+    """Declare `body` as the kernel `name`. text: the template of its docstring, filled with facts of the format."""
     body.__name__ = body.__qualname__ = name
     body.__doc__ = text.format(
         name=f.name.upper(),
@@ -146,7 +146,7 @@ def _shapes(f: BlockFormat, layout: _Blocks) -> tuple[str, str, str]:
 
 
 def _cases(f: BlockFormat, layout: _Blocks) -> list[dict[str, int]]:
-    """Sizes at and beside the edges of tiles; the last ones exercise every rule of a quantizer."""
+    """Cases with sizes at and beside the edges of tiles; the last ones exercise all rules of a quantizer."""
     n = f.block
     if layout is _ROWS:
         return [dict(rows=4, cols=2 * n), dict(rows=1, cols=n), dict(rows=3, cols=3 * n), dict(rows=130, cols=256)]
@@ -159,7 +159,7 @@ def _cases(f: BlockFormat, layout: _Blocks) -> list[dict[str, int]]:
 
 
 def _with_rules(f: BlockFormat, layout: _Blocks) -> list[dict[str, int]]:
-    """The cases under the default rule, the third one under all others, and some with scales in tiles."""
+    """The cases with the default rule, the third one also with all others, and some with scales in tiles."""
     n, cases = f.block, _cases(f, layout)
     rules = [dict(cases[2], rule=rule) for rule in range(1, len(f.rules))]
     if layout is _ROWS:
@@ -171,7 +171,7 @@ def _with_rules(f: BlockFormat, layout: _Blocks) -> list[dict[str, int]]:
 
 
 def _derived(f: BlockFormat, layout: _Blocks, name: str) -> dict:
-    """The sizes of a quantizer's scales and of its grid: linear unless the call gives those of tiles."""
+    """Derived axes: the sizes of a quantizer's scales and of its grid; linear unless the call gives those of tiles."""
     names = layout.scales.split()
 
     def size_of(i: int):

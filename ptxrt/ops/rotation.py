@@ -1,4 +1,4 @@
-"""Rotary position embeddings: tables of the angles, and `rope`, which turns pairs of values by them."""
+"""Rotary position embeddings: tables of angles, and `rope`, which rotates pairs of values by them."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ _YARN = dict(factor=None, length=None, beta_fast=32.0, beta_slow=1.0, truncate=T
 
 
 def rope_table(dim: int, length: int, base: Number = 10000.0, *, yarn: Mapping[str, Any] | None = None) -> HostArray:
-    """Tabulate rotary embeddings: float32 [length, dim], of each position dim / 2 cosines, then as many sines.
+    """Tabulate rotary embeddings: float32 [length, dim]; for each position dim / 2 cosines, then dim / 2 sines.
 
-    Pair i of position p turns by p base^(-2 i / dim). Everything is computed in float64 and rounded once. Source: Su et
-    al., RoFormer; Peng et al., YaRN.
+    The angle of pair i at position p is p base^(-2 i / dim). Everything is computed in float64 and rounded once.
+    Source: Su et al., RoFormer; Peng et al., YaRN.
 
     Args:
-        dim: Of the values that are rotated, even.
-        length: Positions.
+        dim: The number of values that are rotated, even.
+        length: The number of positions.
         base: A number above 1.
         yarn: None, or a mapping of `factor`, by which the context grows, and `length`, the context before; optionally
-            beta_fast=32, beta_slow=1, truncate=True, magnitude=False. Angles of pairs that turn less than beta_slow
-            times in the old context are divided by the factor; those that turn more than beta_fast times are not; those
-            between are mixed. The bounds are whole pairs, rounded outwards, where `truncate` (gpt-oss: False).
-            magnitude multiplies cosines and sines; True is 0.1 ln(factor) + 1.
+            beta_fast=32, beta_slow=1, truncate=True, magnitude=False. Angles of pairs that make less than beta_slow
+            rotations in the old context are divided by the factor. Angles of those that make more than beta_fast are
+            kept; between the two they are interpolated. With `truncate` the bounds are rounded outwards to whole pairs
+            (gpt-oss: False). magnitude multiplies cosines and sines; True is 0.1 ln(factor) + 1.
 
     Raises:
-        ArgumentError: Sizes or numbers that fit no table.
+        ArgumentError: A size or number is invalid.
     """
     dim, length = _whole("dim", dim, 2), _whole("length", length, 0)
     if dim % 2:
@@ -81,7 +81,7 @@ def rope_table(dim: int, length: int, base: Number = 10000.0, *, yarn: Mapping[s
         if options["truncate"]:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dim - 1)
-        share = np.clip((pairs - low) / max(high - low, 1e-3), 0, 1)  # of the angle that is divided
+        share = np.clip((pairs - low) / max(high - low, 1e-3), 0, 1)  # the share of the angle that is divided
         angles = angles / options["factor"] * share + angles * (1 - share)
         magnitude = options["magnitude"]
     turned = np.arange(length, dtype=np.float64)[:, None] * angles
@@ -134,24 +134,25 @@ def rope(
 ) -> Any:
     """Rotate pairs of values of each row of x [*positions.shape, .., n] by the angles of its position.
 
-    Of a pair (a, b) with the cosine c and the sine s come a c - b s and b c + a s. All arithmetic is float32, with two
-    roundings for each value. NaN and infinities give what the formula gives, in their pair alone. Empty arrays give
-    empty ones. Arguments that are not listed are those of `rmsnorm`. Kernel: `rope_rows`.
+    A pair (a, b) with cosine c and sine s becomes (a c - b s, b c + a s). All arithmetic is float32, with two roundings
+    for each value. NaN and infinities give what the formula gives, and only in their pair. Empty arrays give empty
+    results. Arguments that are not listed are those of `rmsnorm`. Kernel: `rope_rows`.
 
     Args:
         x: float32, float16 or bfloat16 on any strides, such as [tokens, heads, n] with a position for each token, or
             [batch, length, heads, n] with positions [batch, length].
-        table: float32 [length, r] of `rope_table`, r even. Columns first to first + r - 1 rotate, all others stay.
+        table: float32 [length, r] of `rope_table`, r even. Columns first to first + r - 1 are rotated, the others
+            copied.
         positions: Whole numbers, int32 on a device. On the host a position outside the table is an ArgumentError. A
-            device array is not looked at, and such a position makes NaN of what rotates.
-        style: "halves" rotates columns i and i + r / 2 of them (Llama, Qwen, gpt-oss), "pairs" 2 i and 2 i + 1 (GPT-J,
-            DeepSeek).
-        first: The first column that rotates.
-        inverse: Whether the sine is -s, which rotates back.
+            device array is not checked; such a position makes the rotated values NaN.
+        style: "halves" pairs columns i and i + r / 2 of the rotated ones (Llama, Qwen, gpt-oss), "pairs" columns 2 i
+            and 2 i + 1 (GPT-J, DeepSeek).
+        first: The first column that is rotated.
+        inverse: Whether the sine is -s, which rotates in the opposite direction.
         rounding: "16" rounds the result to x's type before it is quantized.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     name = "rope"
     x = taken(name, "x", x)
@@ -173,7 +174,8 @@ def rope(
 
 
 def checked_rotation(name: str, table, style, first, cols: int) -> tuple[Any, dict[str, int]]:
-    """A table of rotations and the options of its kernels; ArgumentError for what rows of `cols` values cannot have."""
+    """Return a table of rotations and the options of its kernels; ArgumentError if rows of `cols` values do not allow
+    them."""
     (table,) = as_arrays(name, table=table)
     if len(table.shape) != 2 or table.dtype != np.float32 or not table.shape[1] or table.shape[1] % 2:
         received = f"table is {table.dtype} {list(table.shape)}"
@@ -188,7 +190,7 @@ def checked_rotation(name: str, table, style, first, cols: int) -> tuple[Any, di
 
 
 def checked_positions(name: str, positions, table):
-    """Positions as int32; ArgumentError for those on the host that a table does not have."""
+    """Return positions as int32; ArgumentError for host positions outside the table."""
     positions = whole_numbers(name, "positions", positions, "one for each token")
     seen = isinstance(positions, np.ndarray) and positions.size
     if seen and not 0 <= positions.min() <= positions.max() < table.shape[0]:
@@ -198,7 +200,7 @@ def checked_positions(name: str, positions, table):
 
 
 def placed_rotation(name: str, table, positions, place: Place):
-    """The table and the positions as arguments of kernels, on the device."""
+    """Return the table and the positions on the device, as kernels take them."""
     table, positions = place.put(table), place.put(positions)
     if not positions.is_contiguous:
         received = f"positions {list(positions.shape)} have strides of {list(positions.strides)} bytes"
@@ -207,7 +209,7 @@ def placed_rotation(name: str, table, positions, place: Place):
 
 
 def _yarn_options(yarn) -> dict[str, Any]:
-    """The numbers of YaRN, checked."""
+    """Return the checked numbers of YaRN."""
     known = ", ".join(_YARN)
     if not isinstance(yarn, Mapping) or not yarn.keys() <= _YARN.keys() or not {"factor", "length"} <= yarn.keys():
         raise ArgumentError(f"rope_table: yarn is {yarn!r}; pass a mapping with factor and length, of {known}")

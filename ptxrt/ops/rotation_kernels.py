@@ -1,4 +1,4 @@
-"""The declarations of the kernels that turn pairs of values by the angles of positions."""
+"""The declaration of the kernel that rotates pairs of values by the angles of positions."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from .produce_kernels import OUTPUTS, derived_blocks, ending_case, norm_blocks, 
 
 
 def example_table(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of tables: any angles, or, where rows are quantized, quarter turns, which are exact."""
+    """Examples of tables: any angles; if rows are quantized, exact quarter turns."""
     quarters = axes.get("code_bytes", 1) > 1
     angles = (
         rng.integers(0, 4, (shape[0], shape[1] // 2)) * (np.pi / 2)
@@ -22,12 +22,13 @@ def example_table(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
 
 
 def example_positions(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of positions, all of which a table has."""
+    """Examples of positions, all inside the table."""
     return rng.integers(0, axes["length"], shape).astype(np.int32)
 
 
 def turned(x: np.ndarray, table: np.ndarray, positions: np.ndarray, first: int, pairs, inverse=0) -> np.ndarray:
-    """x [tokens, heads, cols] in float64, turned by the positions of tokens; NaN where a table does not have one."""
+    """Return x [tokens, heads, cols], float64, rotated by the positions of tokens; NaN for positions
+    outside the table."""
     y = x.astype(np.float64)
     width = table.shape[1]
     there = (positions >= 0) & (positions < len(table))
@@ -86,17 +87,17 @@ def rope_rows(
     rule: Scalar[i32, 0, 1, 2, 3] = 0,
     swizzled: Scalar[i32, 0, 1] = 0,
 ):
-    """Turn the columns first to first + width - 1 of rows, by the angles that the table has at the tokens' positions.
+    """Rotate the columns first to first + width - 1 of rows, by the table's angles at the tokens' positions.
 
-    Of each position the table has width / 2 cosines c, then as many sines s. A pair (a, b) becomes a c - b s and
-    b c + a s, s negative where `inverse`: columns i and i + width / 2 of those that turn, or, where `pairs`, 2 i and
-    2 i + 1. The second product is rounded, then the sum with the first, in float32. A position outside the table makes
-    NaN of what turns. rounds: the result is rounded to x's type first.
+    For each position the table has width / 2 cosines c, then width / 2 sines s. A pair (a, b) becomes (a c - b s, b c +
+    a s), with s negated if `inverse`. Pairs are columns i and i + width / 2 of the rotated ones, or 2 i and 2 i + 1 if
+    `pairs`. In float32 the second product is rounded, then its sum with the first. For a position outside the table the
+    rotated values are NaN. rounds: the result is rounded to x's type first.
 
-    Rounded once, to nearest, ties to even, to the one of out_f32, out_f16 and out_bf16 that is there; or quantized with
-    the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global` (1 where it is
-    missing), by the rule of that number, scales in 128x4 tiles where `swizzled`; a row that ends within a block is
-    filled up with zeros.
+    Values are rounded once, to nearest, ties to even, to the type of the output among out_f32, out_f16 and out_bf16. Or
+    they are quantized with the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under
+    `out_global` (1 if missing), by the rule of that number, scales in 128x4 tiles if `swizzled`. A row that ends within
+    a block is padded with zeros.
     """
     y = turned(x, table, positions, int(first), pairs, inverse)
     y = y.astype(np.float32).astype(x.dtype).astype(np.float64) if rounds else y

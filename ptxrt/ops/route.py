@@ -1,4 +1,4 @@
-"""Mixtures of experts: `route` sorts tokens by expert, `combine` adds what the experts gave."""
+"""Mixtures of experts: `route` sorts tokens by expert, `combine` adds the results of the experts."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _example_ids(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Ids of experts, of which some have no rows, and padding of both kinds."""
+    """Examples of ids: some experts have no rows, and there is padding of both kinds."""
     return rng.choice(np.array([-1, *range(axes["blocks"] + 1)], np.int32), shape)
 
 
@@ -40,12 +40,11 @@ def sort_tokens(
     starts: Out[i32, "blocks", unaligned],
     places: Out[i32, "tokens chosen", unaligned],
 ):
-    """Sort tokens by the experts that they chose; `blocks` is one more than there are experts.
+    """Sort tokens by the experts that they chose; `blocks` is the number of experts plus 1.
 
-    order: the token of each sorted row, rows of an expert in the order of tokens. starts: where the rows of each
-    expert begin, and where the
-    last ones end; behind them stand those of ids that are no expert's. places: the row of each id, -1 for one of no
-    expert.
+    order: the token of each sorted row; the rows of an expert keep the order of tokens. starts: where the rows of each
+    expert begin, and where the last ones end; rows of ids outside the experts follow. places: the row of each id, -1
+    for an id outside the experts.
     """
     experts = len(starts) - 1
     ids = np.where((expert_ids < 0) | (expert_ids >= experts), experts, expert_ids).reshape(-1)
@@ -72,8 +71,8 @@ def add_experts(
     weights: In[f32, "tokens chosen", unaligned],
     y: Out[f32 | f16 | bf16, "tokens cols"],
 ):
-    """Add the rows of x at the places of each token, each times its weight: in float32, in their order; places of -1
-    count nothing.
+    """Add for each token the rows of x at its places, each times its weight, in float32 and in order; places of -1 are
+    skipped.
     """
     y[:] = 0
     for token, expert in np.ndindex(places.shape):
@@ -85,9 +84,9 @@ class Routing(NamedTuple):
     """Tokens sorted by expert, int32.
 
     Attributes:
-        order: [T k]: the token of each sorted row. Rows of an expert stand in the order of tokens.
-        starts: [experts + 1]: the rows of expert e are starts[e] to starts[e + 1]; padding stands behind.
-        places: [T, k]: where a token's row went; -1 for padding.
+        order: [T k]: the token of each sorted row. Rows of an expert keep the order of tokens.
+        starts: [experts + 1]: the rows of expert e are starts[e] to starts[e + 1]; padding follows the last expert.
+        places: [T, k]: the sorted row of each token and choice; -1 for padding.
     """
 
     order: Any
@@ -99,17 +98,17 @@ class Routing(NamedTuple):
 def route(expert_ids: "WholeNumbers", experts: SupportsIndex, *, stream: "StreamLike" = None) -> Routing:
     """Sort tokens by the experts that they chose.
 
-    `matmul_grouped(x, w, starts, rows=order)` multiplies the sorted rows, `combine` adds what comes out. Kernel:
+    `matmul_grouped(x, w, starts, rows=order)` multiplies the sorted rows, `combine` adds the products. Kernel:
     `sort_tokens`.
 
     Args:
-        expert_ids: Whole numbers [T, k]; negative ones are padding. NumPy arrays are checked: ids below `experts`. A
-            device array, int32, is not looked at: ids from `experts` on count as padding there.
-        experts: How many there are.
-        stream: Of the device; None is the library's own.
+        expert_ids: Whole numbers [T, k]; negative ones are padding. In NumPy arrays ids must be below `experts`. A
+            device array, int32, is not checked: ids from `experts` on count as padding.
+        experts: The number of experts.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     (ids,) = as_arrays("route", expert_ids=expert_ids)
     whole = isinstance(experts, (int, np.integer)) and not isinstance(experts, bool) and 0 < experts < 2**31 - 1
@@ -146,19 +145,19 @@ def combine(y: DeviceArray, routing: Routing, weights: "Array", *, stream: "Stre
 def combine(y: "Array", routing: Routing, weights: "Array", *, stream: "StreamLike" = ...) -> Any: ...
 @remembered
 def combine(y: "Array", routing: Routing, weights: "Array", *, stream: "StreamLike" = None) -> Any:
-    """Add what the experts of each token gave, each times its weight: [T, N] of y's type.
+    """Add the results of each token's experts, each times its weight: [T, N] of y's type.
 
-    Sums are float32, in the order of a token's experts. Places of -1 count nothing, so that rows behind the last
-    expert's are not read. Kernel: `add_experts`.
+    Sums are float32, in the order of a token's experts. Places of -1 are skipped, so that rows after the last expert's
+    are not read. Kernel: `add_experts`.
 
     Args:
         y: float32, float16 or bfloat16 rows [R, N] in the order of `routing`.
-        routing: What `route` gave.
+        routing: The result of `route`.
         weights: float32 [T, k].
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     if not isinstance(routing, Routing):
         raise ArgumentError(f"combine: routing is a {type(routing).__name__}; pass what route gives")

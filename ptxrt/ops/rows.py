@@ -68,16 +68,16 @@ def take_rows(
 ) -> Any:
     """Take rows of a table [entries, n] by their numbers: y[..] = table[ids[..]], of shape [*ids.shape, n].
 
-    Empty arrays give empty ones. Arguments that are not listed are those of `rmsnorm`; values in the table's type are
-    those of the table. Kernel: `take_rows`.
+    Empty arrays give empty results. Arguments that are not listed are those of `rmsnorm`; results in the table's type
+    are exact copies. Kernel: `take_rows`.
 
     Args:
         table: float32, float16 or bfloat16 on any strides.
         ids: Whole numbers, int32 on a device. On the host an id outside the table is an ArgumentError. A device array
-            is not looked at, and such an id gives a row of zeros.
+            is not checked; such an id gives a row of zeros.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     name = "take_rows"
     table = taken(name, "table", table)
@@ -140,21 +140,20 @@ def mean_rows(
     """Average the rows of each sequence of x [T, n]: y[i] is the mean of rows cu_seqlens[i] to cu_seqlens[i + 1].
 
     Sums are float32; the bits of a row depend on its sequence alone. The mean of no rows is zeros. Squares of means
-    beyond float32 are infinite: a normalized mean beyond 1.8e19 becomes zeros. NaN and infinities give what the formula
-    gives. Empty arrays give empty ones. Kernel: `mean_rows`.
+    that overflow float32 are infinite: a normalized mean beyond 1.8e19 becomes zeros. NaN and infinities give what the
+    formula gives. Empty arrays give empty results. Kernel: `mean_rows`.
 
     Args:
         x: float32, float16 or bfloat16 on any strides, sequences one after the other.
-        cu_seqlens: N + 1 whole numbers that rise from 0 to T; int32 on a device, where they are not looked at: rows
-            that are not there do not count.
-        normalize: Whether means are divided by their length, the root of the sum of their squares. A mean of length 0
-            gives zeros.
+        cu_seqlens: N + 1 whole numbers that rise from 0 to T. On a device they are int32 and are not checked: rows
+            outside of x do not count.
+        normalize: Whether means are divided by their Euclidean length. A mean of length 0 gives zeros.
         out_dtype: float32, float16 or bfloat16; None is x's.
         out: An array [N, n] to write to, which shares no memory with an argument.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     name = "mean_rows"
     x = taken(name, "x", x)
@@ -176,7 +175,7 @@ def mean_rows(
         raise ArgumentError(f"{name}: cu_seqlens has a stride of {starts.strides[0]} bytes; pass cu_seqlens.copy()")
     if tokens or not cols:
         rows = rows_of(x, place)
-    else:  # kernels take no empty array; a row of zeros has the same effect as no row
+    else:  # kernels take no empty arrays; one row of zeros gives the same means
         rows = fill_f32(x=place.empty((cols,), f32), value=0.0, stream=stream).reshape(1, cols)
     return call.run(place, kernels.mean_rows, None, (rows, starts), options)
 
@@ -189,18 +188,18 @@ def argmax_rows(x: DeviceArray, *, out: Array | None = ..., stream: StreamLike =
 def argmax_rows(x: Array, *, out: Array | None = ..., stream: StreamLike = ...) -> Any: ...
 @remembered
 def argmax_rows(x: Array, *, out: Array | None = None, stream: StreamLike = None) -> Any:
-    """Find where the largest value of each row of x [.., n] stands: int32 [..].
+    """Find the column of the largest value of each row of x [.., n]: int32 [..].
 
-    Of equal values the first counts; zeros of both signs are equal. A NaN is above every number, as of `numpy.argmax`.
+    Of equal values the first counts; zeros of both signs are equal. A NaN is above every number, as in `numpy.argmax`.
     Kernel: `argmax_rows`.
 
     Args:
         x: float32, float16 or bfloat16 on any strides. n is at least 1, unless there are no rows.
         out: int32 in row-major order to write to, which shares no memory with x.
-        stream: Of the device; None is the library's own.
+        stream: A stream of the device; None is the library's own.
 
     Raises:
-        ArgumentError: Something does not fit.
+        ArgumentError: An argument is invalid; the message names it.
     """
     name = "argmax_rows"
     x = taken(name, "x", x)

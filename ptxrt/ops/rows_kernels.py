@@ -11,7 +11,7 @@ from .produce_kernels import derived_blocks, ending_case, share_blocks, write
 
 
 def _example_ids(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Ids of rows, of which some are none."""
+    """Examples of ids, some outside the table."""
     return rng.integers(-1, axes["entries"] + 1, shape).astype(np.int32)
 
 
@@ -42,12 +42,12 @@ def take_rows(
     rule: Scalar[i32, 0, 1, 2, 3] = 0,
     swizzled: Scalar[i32, 0, 1] = 0,
 ):
-    """Give row ids[i] of the table for every i, zeros for an id that is negative or past the end.
+    """Copy row ids[i] of the table for every i; zeros for an id that is negative or past the end.
 
     Values are rounded once, to nearest, ties to even, to the type of the output among out_f32, out_f16 and out_bf16. Or
     they are quantized with the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under
     `out_global` (1 if missing), by the rule of that number, scales in 128x4 tiles if `swizzled`. A row that ends within
-    a block is filled up with zeros.
+    a block is padded with zeros.
     """
     inside = (ids >= 0) & (ids < len(table))
     y = np.zeros((len(ids), table.shape[1]))
@@ -57,7 +57,7 @@ def take_rows(
 
 
 def _example_starts(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Where sequences begin: from 0 to all rows, some of them empty."""
+    """Examples of starts: from 0 to all rows, with some empty sequences."""
     inner = np.sort(rng.integers(0, axes["tokens"] + 1, shape[0] - 2))
     return np.array([0, *inner, axes["tokens"]], np.int32)
 
@@ -95,10 +95,10 @@ def mean_rows(
     """Average the rows starts[i] to before starts[i + 1] of x for every i; `normalize` divides by the mean's length.
 
     The mean of no rows, or of length 0, is zeros. Rows beyond the array do not count. Sums are float32 in an order that
-    follows from `cols` and the number of rows: a result's bits depend on no other sequence. Squares of means beyond
-    float32 are infinite, as in `norm_rows`. NaN and infinities make their column NaN and infinite. With `normalize` a
-    NaN makes its row NaN; an infinity becomes NaN and the rest of its row zeros. Values are rounded once, to nearest,
-    ties to even, to the type of the output among out_f32, out_f16 and out_bf16.
+    depends on `cols` and the number of rows: a result's bits depend on no other sequence. Squares of means that
+    overflow float32 are infinite, as in `norm_rows`. NaN and infinities make their column NaN or infinite. With
+    `normalize` a NaN makes its row NaN; an infinity becomes NaN and the rest of its row zeros. Values are rounded once,
+    to nearest, ties to even, to the type of the output among out_f32, out_f16 and out_bf16.
     """
     y = np.zeros((len(starts) - 1, x.shape[1]))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -112,7 +112,7 @@ def mean_rows(
 
 
 def _example_rows(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Rows in which several values are the largest, in turn without and with NaN."""
+    """Rows in which several values are the largest, alternately without and with NaN."""
     x = rng.integers(-5, 3, shape).astype(member.dtype)
     x[1::3, shape[1] * 2 // 3 :: 2] = np.nan
     return x
@@ -124,5 +124,5 @@ def _example_rows(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     draw=dict(x=_example_rows),
 )
 def argmax_rows(x: In[f32 | f16 | bf16, "rows cols", loose], places: Out[i32, "rows", unaligned]):
-    """Find where the largest value of each row stands: the first of equal ones, the first NaN if there is one."""
+    """Find the column of the largest value of each row: the first of equal ones, or the first NaN if there is one."""
     places[:] = np.argmax(x.astype(np.float32), axis=1)

@@ -1,5 +1,5 @@
-"""Kernels around the quantizers: the global scale of NVFP4, the 128x4 layout of scales, rows padded, cut and
-gathered."""
+"""Kernels around the quantizers: the global scale of NVFP4, the 128x4 layout of scales, padding and cutting of rows,
+gathering of bytes."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from ..declaration import In, Out, Scalar
 from ..formats import bf16, f16, f32, i32, u8
 from ..kernel import kernel
 
-# Consecutive values that a block of `amax` takes at once.
+# Consecutive values that a block of `amax` reads at once.
 AMAX_RUN = 4096
 
 
@@ -41,8 +41,8 @@ def _magnitudes(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
 
 @kernel(grid="1", cases=[dict(blocks=1), dict(blocks=33), dict(blocks=6000)], draw=dict(partial=_magnitudes))
 def nvfp4_global_scale(partial: In[f32, "blocks"], global_scale: Out[f32, "1"]):
-    """Give the global scale of NVFP4 of an array whose largest magnitudes are `partial`: their largest / 2688 in
-    float32.
+    """Compute the NVFP4 global scale of an array: max(partial) / 2688 in float32, with `partial` the largest magnitudes
+    of its parts.
 
     2688 is 448 * 6, the largest scale times the largest code. The result is 1 if that quotient is 0.
     """
@@ -70,9 +70,9 @@ _SWIZZLE_CASES = [
 def swizzle_scales(scales: In[u8, "outer blocks cols"], swizzled: Out[u8, "bytes"]):
     """Arrange block scales in tiles of 128 rows x 4 blocks, as cuBLAS and CUTLASS take them.
 
-    Row outer * cols + col of the scales' matrix and block b lie in tile (row / 128, b / 4), tiles
-    row-major over ceil(blocks / 4), at byte row % 32 * 16 + row % 128 / 32 * 4 + b % 4 of its 512.
-    Bytes that belong to no scale are 0x00.
+    Row outer * cols + col of the scales' matrix and block b are in tile (row / 128, b / 4), with tiles in row-major
+    order over ceil(blocks / 4), at byte row % 32 * 16 + row % 128 / 32 * 4 + b % 4 of its 512. Bytes without a scale
+    are 0x00.
     Source: cuBLAS documentation, "1D Block Scaling Factors Layout".
     """
     matrix = np.moveaxis(scales, 1, 2).reshape(-1, scales.shape[1])
@@ -84,9 +84,9 @@ def swizzle_scales(scales: In[u8, "outer blocks cols"], swizzled: Out[u8, "bytes
 
 @kernel(grid="outer*blocks*cols", cases=_SWIZZLE_CASES)
 def unswizzle_scales(swizzled: In[u8, "bytes"], scales: Out[u8, "outer blocks cols"]):
-    """Bring block scales out of their 128x4 tiles: the inverse of `swizzle_scales`.
+    """Convert block scales from 128x4 tiles to linear order: the inverse of `swizzle_scales`.
 
-    A scale whose place lies beyond `bytes` is 0x00.
+    A scale beyond the given `bytes` is 0x00.
     """
     outer, blocks, cols = scales.shape
     offsets = swizzled_offsets(outer * cols, blocks)
@@ -105,7 +105,7 @@ def unswizzle_scales(swizzled: In[u8, "bytes"], scales: Out[u8, "outer blocks co
     ],
 )
 def pad_last(x: In[u8, "rows source_bytes"], y: Out[u8, "rows target_bytes"]):
-    """Copy rows of bytes into rows of another length: filled up with zeros, or cut."""
+    """Copy rows of bytes into rows of another length: padded with zeros, or cut."""
     kept = min(x.shape[1], y.shape[1])
     y[:, :kept], y[:, kept:] = x[:, :kept], 0
 
@@ -116,5 +116,5 @@ def pad_last(x: In[u8, "rows source_bytes"], y: Out[u8, "rows target_bytes"]):
     draw=dict(places=lambda rng, member, shape, axes: rng.integers(0, axes["width"], shape).astype(np.int32)),
 )
 def gather_bytes(x: In[u8, "rows width"], places: In[i32, "count"], y: Out[u8, "rows count"]):
-    """Give the bytes at `places` of every row, in their order; places lie from 0 to width - 1."""
+    """Gather the bytes at `places` of every row, in this order; places are from 0 to width - 1."""
     y[:] = x[:, places]

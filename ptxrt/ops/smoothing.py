@@ -1,4 +1,4 @@
-"""Kernels of the first read of operands (means, global scales) and of the parts of scores that smoothing removes."""
+"""Kernels of the first read of operands (means, global scales), and of the score terms that smoothing removes."""
 
 import numpy as np
 
@@ -25,14 +25,14 @@ _CASES = [
 
 
 def _key_ends(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of where the keys of batches end, from none to all; of packed sequences, without a gap."""
+    """Examples of key_ends, from none to all keys; for packed sequences without gaps."""
     if axes["sequences"] != axes["batch"]:
         return ends_of("keys")(rng, member, shape, axes)
     return np.linspace(0, axes["keys"], shape[0]).astype(np.int32)
 
 
 def _rows_with_garbage(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of keys: a few of the last are not finite, which sums keep and magnitudes skip."""
+    """Examples of keys: a few of the last are not finite; sums keep them, magnitudes skip them."""
     x = rng.standard_normal(shape).astype(np.float32)
     x[:, 0, -1, 0], x[:, 0, -1, -1] = np.nan, np.inf
     return x.astype(member.dtype)
@@ -52,13 +52,13 @@ def scan_keys(
     sums: Out[f32, "runs batch heads cols"] = None,
     largest: Out[f32, "runs batch heads"] = None,
 ):
-    """Sum the keys of each head over runs of 256, and find their largest finite magnitude; leave out keys from
-    key_ends on.
+    """Sum the keys of each head over runs of 256 and find their largest finite magnitude; keys from key_ends on are
+    left out.
 
     Sums are float32 in a fixed order. `largest` is 0 if the keys of a run have no finite value. Packed sequences: with
-    key_starts, sequence i is keys key_starts[i] to key_ends[i] of a batch of one. Its runs begin with number
-    floor(key_starts[i] / 256) + i, so that its sums are those of a call of its own. `mean_keys`, or without sums
-    `operand_scale`, finishes.
+    key_starts, sequence i is keys key_starts[i] to key_ends[i] of a batch of one. Its first run has number
+    floor(key_starts[i] / 256) + i, so that its sums are those of a separate call. `mean_keys` finishes, or
+    `operand_scale` without sums.
     """
     runs = next(len(y) for y in (sums, largest) if y is not None)
     whole = np.zeros((*x.shape[:2], runs * SCAN_RUN, x.shape[3]))
@@ -82,17 +82,16 @@ def _magnitudes(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
 
 @kernel(grid="1", cases=[dict(count=1, factor=1.0), dict(count=700, factor=2.0)], draw=dict(largest=_magnitudes))
 def operand_scale(largest: In[f32, "count"], *, global_scale: Out[f32, "1"], factor: Scalar[f32] = 1.0):
-    """Give the smallest 2**n / 6 with which `factor` times the largest magnitude is at most 448 * 6 times the scale; 1
-    for 0.
+    """Compute the smallest scale 2**n / 6 for which factor * max(largest) <= 448 * 6 * scale; 1 if largest is 0.
 
-    Under another n codes are the same, as long as scales are neither subnormal nor saturated: the codes of an item do
-    not depend on the rest of its batch. A block whose largest value is a power of two has it exactly, as code 6.
+    Another n gives the same codes, as long as scales are neither subnormal nor saturated: the codes of an item do not
+    depend on the rest of its batch. If the largest value of a block is a power of two, it is exact, as code 6.
     """
     global_scale[:] = _scale_of(largest, factor)
 
 
 def _scale_of(largest: np.ndarray, factor: float) -> np.floating:
-    """The global scale that `operand_scale` gives."""
+    """Return the global scale that `operand_scale` computes."""
     quotient = np.float32(largest.max(initial=0)) / np.float32(448) * np.float32(factor)
     mantissa, exponent = np.frexp(np.maximum(quotient, np.float32(2.0**-123)))
     return np.ldexp(np.float32(1 / 6), exponent - (mantissa == 0.5)) if largest.any() else np.float32(1)
@@ -129,10 +128,10 @@ def mean_keys(
     keys: Scalar[i32],
     factor: Scalar[f32] = 1.0,
 ):
-    """Give the mean of the keys of each head from their sums over runs: over `keys`, or key_ends where that is less.
+    """Compute the mean of the keys of each head from their sums over runs; keys from key_ends on do not count.
 
-    The mean of no keys is 0. Sums are float32 in a fixed order. Packed sequences are as of `scan_keys`. `global_scale`
-    is what `operand_scale` gives of `largest` by `factor`, in the same launch; 1 if `largest` is omitted.
+    The mean of no keys is 0. Sums are float32 in a fixed order. Packed sequences are as in `scan_keys`. `global_scale`
+    is the result of `operand_scale` for `largest` and `factor`, in the same launch; 1 if `largest` is omitted.
     """
     if global_scale is not None:
         global_scale[:] = 1 if largest is None else _scale_of(largest, factor)
@@ -164,11 +163,10 @@ def less_block_means(
     mean: Out[f32, "batch heads blocks cols"],
     y: Out[f32, "batch heads queries cols"],
 ):
-    """Subtract from the queries of each head the mean of their block of 64; the last block has the queries that are
-    left.
+    """Subtract from the queries of each head the mean of their block of 64; the last block may have fewer.
 
     Sums are float32 in a fixed order, divided once; y is the float32 difference. Packed sequences: with query_starts,
-    sequence i is queries query_starts[i] to query_ends[i] of a batch of one. Its blocks begin with number
+    sequence i is queries query_starts[i] to query_ends[i] of a batch of one. Its first block has number
     floor(query_starts[i] / 64) + i. The mean of a block without queries is 0.
     """
     blocks = unit_of_each(query_starts, x.shape[2], SMOOTH_QUERIES)
@@ -200,10 +198,10 @@ def row_dot(
     out: Out[f32, "batch heads_kv group queries"],
     scale: Scalar[f32] = 1.0,
 ):
-    """Give scale q.y of each row of q with the vector of its head.
+    """Compute scale q.y for each row of q and the vector y of its head.
 
-    With y the mean that was subtracted from the keys, it is what all scores of the row lack. With query_starts, rows of
-    packed sequences in a batch of one take the vector of their sequence.
+    If y is the mean that was subtracted from the keys, this is what all scores of the row lack. With query_starts, rows
+    of packed sequences in a batch of one use the vector of their sequence.
     """
     y = (
         y[:, :, None, None]
@@ -214,7 +212,7 @@ def row_dot(
 
 
 def _means(axes) -> int:
-    """The number of sequences or, for units of packed ones, of batches."""
+    """The axis `means`: batch items if `mean` has an entry for each, else sequences."""
     return axes["batch"] if axes["means"] == axes["batch"] else axes["sequences"]
 
 
@@ -238,11 +236,12 @@ def add_mean(
     y: Out[f32, "batch heads keys cols"],
     run: Scalar[i32],
 ):
-    """Add to the first `cols` of each row the vector of its run of `run` rows, in float32; there are `blocks` vectors.
+    """Add to the first `cols` values of each row the vector of its run of `run` rows, in float32; there are `blocks`
+    vectors.
 
-    With key_starts, rows of packed sequences in a batch of one take the vectors of their sequence. With a vector for
-    each sequence, `means` are those of the sequences. With one for all, they are those of units of `run` rows, and
-    sequence i has its own from number floor(key_starts[i] / run) + i on.
+    With key_starts, rows of packed sequences in a batch of one use the vectors of their sequence. `means` has one
+    vector for each sequence, or, with one entry for all, vectors of units of `run` rows: those of sequence i start at
+    number floor(key_starts[i] / run) + i.
     """
     rows = np.arange(y.shape[2])
     if key_starts is None:

@@ -1,4 +1,4 @@
-"""Transposes: the simplest readable kernels, the first test of every machine."""
+"""Transposes: simple kernels to read, and the first test of every machine."""
 
 from ..declaration import In, Out
 from ..formats import f32
@@ -9,14 +9,14 @@ _CASES = [dict(rows=4, cols=64), dict(rows=1, cols=1), dict(rows=33, cols=95), d
 
 @kernel(grid="cols rows", cases=_CASES)
 def transpose_naive(x: In[f32, "rows cols"], y: Out[f32, "cols rows"]):
-    """Transpose `x`, each thread moving elements by itself: reads are coalesced, writes are not."""
+    """Transpose `x`; each thread moves elements directly: reads are coalesced, writes are not."""
     y[:] = x.T
 
 
 @kernel(grid="cols rows", cases=_CASES)
 def transpose_tiled(x: In[f32, "rows cols"], y: Out[f32, "cols rows"]):
-    """Transpose `x` through tiles in shared memory, so that reads and writes are both coalesced.
+    """Transpose `x` through tiles in shared memory, so that both reads and writes are coalesced.
 
-    Rows of a 32 x 32 tile are padded to 33 words: a column then lies in 32 different banks.
+    Rows of a 32 x 32 tile are padded to 33 words, so that a column lies in 32 different banks.
     """
     y[:] = x.T

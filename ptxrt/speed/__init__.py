@@ -1,8 +1,9 @@
-"""A static model of speed: what machine code reaches on a card, by rates, stall counts and scoreboards. Nothing runs.
+"""A static model of speed: it predicts the throughput of machine code on a card from instruction rates, stall counts
+and scoreboards. Nothing is executed.
 
-`listing` reads machine code, `rates` has what instructions take and which cards there are, `paths` finds the ways that
-a tile takes through attention, `simulate` runs the warps of a part of a multiprocessor in order, `model` makes TFLOPS,
-GB/s and whole launches of it.
+`listing` parses machine code, `rates` has the rates of instructions and the cards, `paths` finds the paths of a tile
+through attention, `simulate` issues the warps of one multiprocessor part in order, `model` derives TFLOPS, GB/s and the
+times of whole launches.
 """
 
 from .model import (

@@ -1,9 +1,8 @@
-"""Listings of machine code, read: instructions with what ptxas tells the hardware about them, and the ways through
-them.
+"""Parser for listings of machine code: instructions with their control words, basic blocks, and paths through them.
 
-Instructions come with their control words where the listing has encodings: the cycles until the warp's next
-instruction, the scoreboards that it waits for, and those that it sets. Source of the bits: the encodings of Volta and
-later, 128 bits to an instruction.
+If the listing has encodings, instructions have control words: the cycles until the warp's next instruction, the
+scoreboards that it waits for, and those that it sets. Source of the bits: the encodings of Volta and later, 128 bits to
+an instruction.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 
-# By the beginning of the opcode, a dot after it; the first that fits counts.
+# Classes by prefix of the opcode, to which a dot is appended; the first match counts.
 CLASSES = {
     "mma": "HMMA QMMA OMMA IMMA DMMA HGMMA QGMMA IGMMA",
     "global": "LDGSTS LDG. STG. ATOM. ATOMG RED. REDG LD. ST. UBLKCP UTMALDG UTMASTG",
@@ -35,16 +34,16 @@ WIDTH = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 
 @dataclass(frozen=True)
 class Control:
-    """What ptxas tells the hardware with an instruction."""
+    """The control word that ptxas attaches to an instruction."""
 
     stall: int  # cycles until the warp may issue its next instruction
-    sets: int | None  # the scoreboard that its result releases
+    sets: int | None  # the scoreboard that is released when its result is written
     reads: int | None  # the scoreboard that is released when its operands are read
-    waits: int  # a bit for each scoreboard that must be free before it
+    waits: int  # bit mask of the scoreboards that it waits for
 
     @classmethod
     def of(cls, word: int) -> Control:
-        """From the second word of an encoding."""
+        """Decode the second word of an encoding."""
         bits = word >> 41
         sets, reads = bits >> 5 & 7, bits >> 8 & 7
         return cls(bits & 15, None if sets == 7 else sets, None if reads == 7 else reads, bits >> 11 & 63)
@@ -55,10 +54,10 @@ class Instruction:
     """One line of machine code."""
 
     address: int
-    guard: str  # such as @!P0, or nothing
-    opcode: str  # with its modifiers
+    guard: str  # predicate, such as @!P0, or empty
+    opcode: str  # with modifiers
     operands: str
-    control: Control | None = None  # where the listing has encodings
+    control: Control | None = None  # None without encodings
 
     @property
     def stem(self) -> str:
@@ -70,7 +69,7 @@ class Instruction:
 
     @property
     def global_bytes(self) -> int:
-        """Bytes that a lane moves from or to global memory."""
+        """Bytes that a lane loads from or stores to global memory."""
         if self.stem not in ("LDG", "STG", "LDGSTS"):
             return 0
         return next((WIDTH[word] for word in self.opcode.split(".") if word in WIDTH), 4)
@@ -81,12 +80,12 @@ class Instruction:
 
     @property
     def target(self) -> int | None:
-        """Where a branch goes; None for what is no branch."""
+        """The target address of a branch; None for other instructions."""
         return int(self.operands.split()[-1], 16) if self.stem == "BRA" else None
 
     @property
     def ends(self) -> bool:
-        """Whether what follows in memory never runs next."""
+        """Whether control never continues with the next instruction in memory."""
         if self.guard:
             return False
         return (
@@ -98,7 +97,7 @@ class Instruction:
 
 @cache
 def class_of(opcode: str) -> str:
-    """The class of an opcode; "other" where it is not in CLASSES."""
+    """The class of an opcode; "other" if it is not in CLASSES."""
     return next(
         (name for name, stems in CLASSES.items() if any(map((opcode + ".").startswith, stems.split()))), "other"
     )
@@ -112,7 +111,7 @@ _LINE = re.compile(
 
 
 def parse(text: str) -> dict[str, list[Instruction]]:
-    """The instructions of every function of a cuobjdump listing, with or without encodings."""
+    """Return the instructions of each function of a cuobjdump listing, with or without encodings."""
     functions: dict[str, list[Instruction]] = {}
     for part in text.split("Function : ")[1:]:
         code = functions.setdefault(part.split(None, 1)[0], [])
@@ -131,7 +130,8 @@ def parse(text: str) -> dict[str, list[Instruction]]:
 
 
 def order(start: int, following) -> list[int]:
-    """What can be reached from `start`, each before all that `following` names for it, circles aside."""
+    """Return the nodes reachable from `start` in reverse postorder: each before its successors `following`, except
+    along back edges."""
     seen, found, stack = {start}, [], [(start, iter(following(start)))]
     while stack:
         block, rest = stack[-1]
@@ -147,7 +147,7 @@ def order(start: int, following) -> list[int]:
 
 @dataclass
 class Flow:
-    """The basic blocks of a function, which follow which, and which dominate which."""
+    """The control-flow graph of a function: basic blocks, successors, dominators."""
 
     code: list[Instruction]
     blocks: list[list[Instruction]] = field(init=False)
@@ -176,7 +176,7 @@ class Flow:
 
     @cached_property
     def order(self) -> list[int]:
-        """The blocks that can run, each before those that follow it but for loops."""
+        """The reachable blocks in reverse postorder: each before its successors, except along back edges."""
         return order(0, self.after.__getitem__)
 
     @cached_property
@@ -189,7 +189,7 @@ class Flow:
 
     @cached_property
     def dominator(self) -> dict[int, int]:
-        """Of each block the last block that every way to it passes.
+        """The immediate dominator of each block.
 
         Source: K. D. Cooper and others, A Simple, Fast Dominance Algorithm.
         """
@@ -211,14 +211,14 @@ class Flow:
         return found
 
     def dominates(self, one: int, other: int) -> bool:
-        """Whether every way to `other` passes `one`."""
+        """Whether `one` dominates `other`."""
         while other not in (one, 0):
             other = self.dominator[other]
         return other == one
 
     @cached_property
     def loops(self) -> dict[int, set[int]]:
-        """The blocks of each loop, by the block in which it begins."""
+        """The blocks of each natural loop, by its header."""
         found: dict[int, set[int]] = {}
         for latch in self.order:
             for head in self.after[latch]:
@@ -234,7 +234,7 @@ class Flow:
 
     @cached_property
     def onward(self) -> dict[int, set[int]]:
-        """What follows each block when no loop is run twice: from the end of a loop, what follows the loop."""
+        """Successors of each block if every loop runs once: the end of a loop continues after the loop."""
         exits = {head: {j for i in body for j in self.after[i]} - body for head, body in self.loops.items()}
         return {
             i: {k for j in self.after[i] for k in (exits[j] if j in exits and i in self.loops[j] else {j})}
@@ -249,17 +249,18 @@ class Flow:
         through: tuple[Collection[int], ...] = (),
         stop: int | None = None,
     ) -> list[Instruction]:
-        """The way from a block to the end, or once round its loop, that does most work in the fewest instructions.
+        """Return the path from a block to the end, or once around its loop, with the most work in the fewest
+        instructions.
 
-        through: sets of blocks, of each of which the way has one. stop: the block before which the way ends, in place
-        of the end. Nothing where there is no such way.
+        through: sets of blocks; the path contains a block of each. stop: the block before which the path ends, instead
+        of the end. The result is empty if there is no such path.
         """
         inside = set(inside)
         ahead = order(start, lambda i: self.onward[i] & inside)
         place = {block: i for i, block in enumerate(ahead)}
         marks = {i: sum(1 << bit for bit, blocks in enumerate(through) if i in blocks) for i in ahead}
-        # Of each block, by which sets the rest of the way passes: work, cost, what follows and by which sets that
-        # passes.
+        # For each block, by the bit mask of the sets that the rest of the path passes: work, cost, next block and the
+        # next block's mask.
         best: dict[int, dict[int, tuple[int, int, int | None, int]]] = {}
         for i in reversed(ahead):
             ways: list[tuple[int, int, int | None, int]] = [
@@ -272,7 +273,7 @@ class Flow:
                 ends = stop in self.after[i]
             else:
                 ends = start in self.after[i] or self.blocks[i][-1].stem in ("EXIT", "RET")
-            # A block that is left backwards only, as where loops that wait are nested, ends its way.
+            # Blocks whose only successors are along back edges, as in nested waiting loops, end the path.
             if ends or (not ways and stop is None):
                 ways.append((0, 0, None, 0))
             found = best[i] = {}
@@ -293,7 +294,7 @@ class Flow:
 
 
 def steady_path(code: list[Instruction]) -> tuple[list[Instruction], bool]:
-    """The steady path of an entry, and whether it is a loop."""
+    """Return the steady-state path of an entry, and whether it is a loop."""
     flow = Flow(code)
     multiplies = any(instruction.kind == "mma" for instruction in code)
 

@@ -1,7 +1,7 @@
-"""What the machine code of a kernel reaches on a card, by the simulation of its warps: TFLOPS of useful work, or GB/s.
+"""Speed of a kernel's machine code on a card, by simulating its warps: TFLOPS of useful work, or GB/s.
 
-Useful are the multiplications of Q with K and of P with V. In block formats P is multiplied with a column of ones as
-well, for the denominator; that work is done and takes its time, but does not count.
+Useful work is the products Q K^T and P V. In block formats P is also multiplied by a column of ones for the
+denominator; this takes time, but does not count as work.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .paths import is_mma, plain_path, tile_paths
 from .rates import MULTIPROCESSORS, PIPES, Card
 from .simulate import Machine, Trip, alone, simulate
 
-THREADS, DYNAMIC_SHARED, TILE = slice(0, 3), 3, slice(4, 7)  # of the launch constants of a record
-RESERVED_SHARED = 1024  # bytes that each block takes beside its own
+THREADS, DYNAMIC_SHARED, TILE = slice(0, 3), 3, slice(4, 7)  # indices in the launch constants of a record
+RESERVED_SHARED = 1024  # bytes that the system reserves in each block
 BLOCK_FORMATS = ("mxfp8", "mxfp4", "nvfp4")
 LANES = 32
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry as it is built for a card: its code, and how it launches."""
+    """An entry as built for a card: its code and its launch constants."""
 
     name: str
     unit: str
@@ -37,12 +37,12 @@ class Entry:
     variant: Mapping[str, int]
     code: tuple[Instruction, ...]
     threads: int
-    rows: int  # of a block, of kernels in tiles
+    rows: int  # rows of a block, for kernels that work on tiles
     registers: int
     shared_bytes: int
 
     def blocks(self, card: Card) -> int:
-        """Blocks that a multiprocessor has room for."""
+        """Resident blocks of a multiprocessor."""
         room, warps = MULTIPROCESSORS[card.target], -(-self.threads // LANES)
         registers = max(-(-self.registers // 8) * 8 * LANES * warps, 1)
         return max(
@@ -56,7 +56,7 @@ class Entry:
         )
 
     def resident(self, card: Card) -> tuple[int, int]:
-        """Warps of a block in each part of a multiprocessor, and blocks of so many."""
+        """Return the warps of a block in each part of a multiprocessor, and the number of such blocks."""
         warps, blocks = self.threads // LANES, self.blocks(card)
         if warps >= 4:
             return warps // 4, blocks
@@ -64,13 +64,13 @@ class Entry:
 
     @property
     def dims(self) -> tuple[int, int]:
-        """Head dimensions of Q and of V, of attention."""
+        """The head dimensions of Q and of V of an attention entry."""
         dim = int(self.variant["dim"])
         return dim, int(self.variant.get("dim_v", dim))
 
     @property
     def is_attention(self) -> bool:
-        """Whether it is attention by tiles of keys: not of few queries, on paged caches, and nothing that merges."""
+        """Whether it is attention over tiles of keys: not for few queries, not on pages, not a merge."""
         return (
             self.kernel.startswith("attention_")
             and "dim" in self.variant
@@ -79,22 +79,24 @@ class Entry:
 
     @property
     def rounds_weights(self) -> bool:
-        """Whether it is attention with weights in a block format, whose sum is a column of ones times them."""
+        """Whether it is attention with weights in a block format, summed by multiplication with a column of ones."""
         return self.is_attention and self.kernel.rsplit("_", 1)[-1] in BLOCK_FORMATS
 
     @property
     def useful(self) -> float:
-        """The share of the matrix instructions' work that is useful."""
+        """The useful share of the MMAs' work."""
         if self.rounds_weights:
             return sum(self.dims) / (sum(self.dims) + 8)
         return 1.0
 
 
 def entries_of(unit: str, card: Card) -> Iterator[Entry]:
-    """The entries of a built unit as a card runs them; BuildError where there is no code for it, or no disassembler."""
+    """Yield the entries of a built unit as a card runs them; BuildError without code for the card or without a
+    disassembler."""
     record = units.record(unit)
     portable = card.target == "sm_90"
-    # One text is assembled for both of the family, to the same instructions; quick builds have the first alone.
+    # One PTX text is assembled for both targets of the family, to the same instructions; quick builds have only the
+    # first.
     for target in dict.fromkeys((card.target, "sm_120a") if not portable else (card.target,)):
         if any(target in usage for usage in record["entries"].values()):
             break
@@ -123,7 +125,7 @@ def entries_of(unit: str, card: Card) -> Iterator[Entry]:
 
 @lru_cache(maxsize=8)
 def _functions(unit: str, portable: bool, target: str, digest: str) -> dict[str, tuple[Instruction, ...]]:
-    """The instructions of each entry of a unit, whose fatbin has that digest."""
+    """Return the instructions of each entry of a unit. digest: the hash of its fatbin, a key of the cache."""
     with units.fatbin_file(unit, portable) as fatbin:
         listing = sass_of(fatbin, target, encodings=True)
     return {name: tuple(code) for name, code in parse(listing).items()}
@@ -135,18 +137,18 @@ def _functions(unit: str, portable: bool, target: str, digest: str) -> dict[str,
 
 @dataclass(frozen=True)
 class PathSpeed:
-    """The steady trip of all resident warps of a part through one path, and what it comes to on the card."""
+    """The steady trip of all resident warps of a part through one path, and the resulting speed on the card."""
 
     path: str
     instructions: int
-    pipes: dict[str, float]  # cycles that one warp's trip keeps each pipe
+    pipes: dict[str, float]  # cycles for which one warp's trip occupies each pipe
     trip: Trip
-    work: float  # of one warp's trip: useful flops, or bytes
+    work: float  # useful flops or bytes of one warp's trip
     unit: str  # "TFLOPS" or "GB/s"
-    speed: float  # mean over the offsets
+    speed: float  # mean over the start offsets
     lowest: float
     highest: float
-    peak: float  # what the pipe of the work allows: the tensor cores, or memory
+    peak: float  # upper bound by the pipe of the work: tensor cores or memory
 
     @property
     def share(self) -> float:
@@ -170,7 +172,7 @@ class PathSpeed:
 
 
 def pipe_cycles(path, machine: Machine) -> dict[str, float]:
-    """How long one warp's trip keeps each pipe that it uses; ISSUE is one cycle for each instruction."""
+    """Return the cycles for which one warp's trip occupies each pipe; ISSUE is one cycle for each instruction."""
     found = {"ISSUE": float(len(path))}
     for instruction in path:
         pipe = rates.rate_of(instruction.opcode, instruction.guard).pipe
@@ -182,11 +184,11 @@ _TRIPS: dict[tuple, Trip] = {}
 
 
 def trip_of(entry: Entry, name: str, path, machine: Machine, blocks: int, streams: bool) -> Trip:
-    """The steady trip of a path; asked again for the same rates, it is not simulated again."""
+    """Return the steady trip of a path; results are cached for equal rates."""
     card = machine.card
     of_card = (
         card if streams else (card.target, card.halves_sums)
-    )  # without memory's rate the clock and the size do not matter
+    )  # without memory traffic clock and size of the card do not matter
     key = entry.unit, entry.name, name, hash(entry.code), of_card, machine.doubted(card=None), blocks
     if key not in _TRIPS:
         _TRIPS[key] = simulate(path, machine, entry.resident(card)[0], blocks, streams=streams)
@@ -194,7 +196,7 @@ def trip_of(entry: Entry, name: str, path, machine: Machine, blocks: int, stream
 
 
 def speed_of_path(entry: Entry, name: str, path, machine: Machine, blocks: int | None = None) -> PathSpeed:
-    """A path under the warps that a multiprocessor of the card has room for, or `blocks` blocks of them."""
+    """Return the speed of a path with all resident warps of a multiprocessor, or with those of `blocks` blocks."""
     card = machine.card
     flops = sum(rates.mma_flops(instruction.opcode) for instruction in path if is_mma(instruction))
     warps, resident = entry.resident(card)
@@ -221,18 +223,19 @@ TILE_WAYS = ("plain", "raising", "masked", "sums", "smooth_q")
 
 
 def paths_of(entry: Entry) -> dict[str, list[Instruction]]:
-    """The ways through an entry by name: of attention those of tile_paths(), of all else the steady one as "plain"."""
+    """Return the paths through an entry by name: for attention those of tile_paths(), for others the steady path as
+    "plain"."""
     if entry.is_attention and any(map(is_mma, entry.code)):
         found = tile_paths(list(entry.code))
         if not entry.rounds_weights:
-            found.pop("sums", None)  # what 16-bit weights are divided by is the sum that lse is made of
+            found.pop("sums", None)  # 16-bit weights are divided by the sum that lse needs anyway
         if "plain" in found:
             return found
     return {"plain": plain_path(list(entry.code))}
 
 
 def speeds_of(entry: Entry, machine: Machine, wanted: tuple[str, ...] = TILE_WAYS) -> dict[str, PathSpeed]:
-    """The speed of each way of a tile that the entry has."""
+    """Return the speed of each path of a tile that the entry has."""
     paths = paths_of(entry)
     return {name: speed_of_path(entry, name, paths[name], machine) for name in wanted if name in paths}
 
@@ -243,7 +246,7 @@ def speeds_of(entry: Entry, machine: Machine, wanted: tuple[str, ...] = TILE_WAY
 
 @dataclass(frozen=True)
 class Shape:
-    """A launch of attention: as many keys as queries, every head with keys of its own."""
+    """The shape of an attention launch: as many keys as queries, and separate keys for every head."""
 
     batch: int
     heads: int
@@ -273,17 +276,18 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class LaunchTimes:
-    """What the blocks of a launch take: cycles of a trip by how many blocks are resident, and of what is around."""
+    """Times of the blocks of a launch: cycles of a trip by the number of resident blocks, and cycles
+    outside of trips."""
 
-    keys: int  # of a trip
-    plain: tuple[float, ...]  # cycles of a trip with one, two, ... resident blocks
+    keys: int  # keys of a trip
+    plain: tuple[float, ...]  # cycles of a trip with 1, 2, ... resident blocks
     raising: tuple[float, ...]
     masked: tuple[float, ...]
-    around: float  # of the prologue, the first tile's way to shared memory, and the epilogue
+    around: float  # of the prologue, the copy of the first tile to shared memory, and the epilogue
 
 
 def launch_times(entry: Entry, machine: Machine) -> LaunchTimes:
-    """The times that whole launches are made of."""
+    """Return the times from which those of whole launches are computed."""
     paths = paths_of(entry)
     warps, resident = entry.resident(machine.card)
     rows = entry.rows / (entry.threads / LANES)
@@ -302,14 +306,15 @@ def launch_times(entry: Entry, machine: Machine) -> LaunchTimes:
 
 
 def block_cycles(entry: Entry, shape: Shape, times: LaunchTimes, row_block: int, resident: int) -> float:
-    """Cycles of one block of rows, with so many in its multiprocessor. Its first trip raises maxima."""
+    """Return the cycles of one block of rows with `resident` blocks on its multiprocessor. Its first trip raises
+    maxima."""
     rows, warps = entry.rows, entry.threads // LANES
     first = row_block * rows
     if not shape.causal:
         whole, masked = shape.length // times.keys, float(shape.length % times.keys > 0)
     else:
         whole = (first + 1) // times.keys
-        # A warp leaves out the trips of which its rows see nothing.
+        # A warp skips trips whose keys are hidden from all its rows.
         ends = (min(first + rows * (warp + 1) // warps, shape.length) for warp in range(warps))
         masked = sum(max(-(-end // times.keys) - whole, 0) for end in ends) / warps
     raising = min(whole, 1)
@@ -318,9 +323,10 @@ def block_cycles(entry: Entry, shape: Shape, times: LaunchTimes, row_block: int,
 
 
 def launch_cycles(entry: Entry, shape: Shape, times: LaunchTimes, card: Card) -> float:
-    """Cycles from the start of the first block to the end of the last: in the order of their numbers, to what is free.
+    """Return the cycles from the start of the first block to the end of the last. Blocks start in order, as room
+    becomes free.
 
-    A block goes on at the rate that the number of blocks beside it allows; the rate changes as they come and go.
+    The rate of a block depends on the number of resident blocks and changes as they start and end.
     """
     resident = len(times.plain)
     row_blocks = -(-shape.length // entry.rows)
@@ -328,7 +334,7 @@ def launch_cycles(entry: Entry, shape: Shape, times: LaunchTimes, card: Card) ->
     queue = (i for i in reversed(range(row_blocks)) for _ in range(shape.batch * shape.heads))
     running: list[list[list]] = [
         [] for _ in range(card.multiprocessors)
-    ]  # of each multiprocessor [what is left, its costs]
+    ]  # for each multiprocessor [remaining work, its costs]
     since = [0.0] * card.multiprocessors
     version = [0] * card.multiprocessors
     events: list[tuple[float, int, int]] = []
@@ -347,7 +353,8 @@ def launch_cycles(entry: Entry, shape: Shape, times: LaunchTimes, card: Card) ->
             heapq.heappush(events, (end, place, version[place]))
 
     def fill(places: list[int]) -> None:
-        """Blocks go to multiprocessors in turns: to all that have room for one, then to those with room for another."""
+        """Assign blocks to multiprocessors in turns: first to all with room for one, then to those with room for
+        another."""
         for free in range(resident, 0, -1):
             for place in places:
                 if resident - len(running[place]) >= free and (block := next(queue, None)) is not None:
@@ -360,7 +367,7 @@ def launch_cycles(entry: Entry, shape: Shape, times: LaunchTimes, card: Card) ->
     while events:
         now = events[0][0]
         freed: list[int] = []
-        while events and events[0][0] <= now + 1e-6:  # those that end together
+        while events and events[0][0] <= now + 1e-6:  # blocks that end at the same time
             _, place, number = heapq.heappop(events)
             if number == version[place]:
                 advance(place, now)
@@ -371,7 +378,7 @@ def launch_cycles(entry: Entry, shape: Shape, times: LaunchTimes, card: Card) ->
 
 
 def launch_tflops(entry: Entry, shape: Shape, times: LaunchTimes, card: Card) -> float:
-    """Useful TFLOPS of a whole launch, what the host takes for it left out."""
+    """Return the useful TFLOPS of a whole launch, without host time."""
     return shape.flops(entry.dims) / (launch_cycles(entry, shape, times, card) / card.hertz) / 1e12
 
 
@@ -389,7 +396,7 @@ DOUBTS: dict[str, dict[str, Any]] = {
 
 
 def doubts_of(entry: Entry, machine: Machine) -> dict[str, float]:
-    """The speed of the plain path where one of the uncertain numbers is another."""
+    """Return the speed of the plain path with each of the uncertain numbers changed in turn."""
     path = paths_of(entry)["plain"]
     return {
         name: speed_of_path(entry, "plain", path, machine.doubted(**change)).speed for name, change in DOUBTS.items()

@@ -1,9 +1,9 @@
-"""The ways through an attention kernel that a tile may take, found in its machine code by what their blocks hold.
+"""The paths of a tile through an attention kernel, found in its machine code by the contents of basic blocks.
 
-A loop over tiles is one with matrix instructions of its own. Where there are several, the one without blocks that hide
-keys is for plain tiles; of the others one with blocks that read the scores of means is for smoothed queries, where one
-without is there for all else. Blocks are told apart so: those that hide have many selections of -inf, those that raise
-a maximum many products behind a vote, those that read the scores of means many loads of two numbers.
+A loop over tiles is a loop with MMAs of its own. If there are several, the one without blocks that hide keys is for
+plain tiles. Of the others, one with blocks that read the mean scores is for smoothed queries, if there is one without
+them. Blocks are recognized by their instructions: hiding keys has many selections of -inf, raising a maximum many
+multiplications after a vote, reading mean scores many loads of two numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from .listing import Flow, Instruction, order, steady_path
 from .rates import warp_bytes
 
-MANY = 8  # of what tells a role, in one block; what is there for single rows is less
+MANY = 8  # characteristic instructions of a role in one block; code for single rows has fewer
 
 
 def is_mma(instruction: Instruction) -> bool:
@@ -42,7 +42,7 @@ class TileLoops:
                 self.leading[head] = {block for block in blocks - {head} if self._leads(block, starts, blocks - {head})}
 
     def _leads(self, block: int, starts: set[int], inside: set[int]) -> bool:
-        """Whether a block with matrix instructions leads to one of the starts without leaving the blocks between."""
+        """Whether a block with MMAs reaches one of the starts without leaving the blocks between."""
         if not self.count([block], is_mma):
             return False
         ahead = order(block, lambda i: [j for j in self.flow.after[i] if j in inside])
@@ -64,26 +64,29 @@ class TileLoops:
         return {b for b in products if votes & set(self.flow.before[b]) and self.flow.blocks[b][0].address not in plain}
 
     def reading_means(self, head: int) -> set[int]:
-        """From shared memory, where a block of the loop does that, else from memory."""
+        """Return the blocks of a loop that read mean scores: from shared memory if there are any, else from global
+        memory."""
         found = self._with_many(self.own[head], lambda i: i.stem == "LDS" and warp_bytes(i.opcode) > 128)
         found = found or self._with_many(self.own[head], lambda i: i.stem == "LDG" and ".64" in i.opcode)
         return {block for block in found if self.count([block], lambda i: i.stem == "FADD") >= MANY}
 
     def way(self, head: int, *through: set[int]) -> list[Instruction]:
-        """Once round a loop, with all its MMAs, through a block of each set, else in the fewest instructions.
+        """Return the path once around a loop, with all its MMAs, through a block of each set, otherwise in the fewest
+        instructions.
 
-        The MMAs with which a loop within it begins belong to that one.
+        MMAs at the start of an inner loop belong to the inner loop.
         """
         inside = self.own[head] - self.leading[head]
         return self.flow.path(head, inside, is_mma, through) if all(through) else []
 
 
 def tile_paths(code: list[Instruction]) -> dict[str, list[Instruction]]:
-    """The ways of a tile by name; those alone that the code has.
+    """Return the paths of a tile by name, if the code has them.
 
-    plain: nothing hidden, nothing raised. raising: plain, and a row's maximum grows. masked: keys are hidden by place,
-    as causal masks do. sums: nothing hidden, in the loop for all tiles, as with return_lse. smooth_q: nothing hidden,
-    beginning at the means' scores. prologue, epilogue: from the start to the first tile, and from the last to the end.
+    plain: no keys hidden, no maximum raised. raising: plain, with a higher maximum of a row. masked: keys hidden by
+    position, as in causal attention. sums: no keys hidden, in the loop for all tiles, as with return_lse. smooth_q: no
+    keys hidden, starting at the mean scores. prologue, epilogue: from the start to the first tile, and from the last
+    tile to the end.
     """
     loops = TileLoops(code)
     if not loops.own:
@@ -116,7 +119,7 @@ def tile_paths(code: list[Instruction]) -> dict[str, list[Instruction]]:
 
 
 def _epilogue(loops: TileLoops, general: int, outside: set[int]) -> list[Instruction]:
-    """From the end of the loop to the end of the kernel, by way of stores of 16 bytes."""
+    """Return the path from the end of the loop to the end of the kernel, through 16-byte stores."""
     flow = loops.flow
     bodies = set().union(*loops.own.values())
     starts = [j for i in flow.order if i in bodies for j in flow.after[i] if j in outside]
@@ -129,5 +132,5 @@ def _epilogue(loops: TileLoops, general: int, outside: set[int]) -> list[Instruc
 
 
 def plain_path(code: list[Instruction]) -> list[Instruction]:
-    """The steady path of any entry."""
+    """Return the steady path of any entry."""
     return steady_path(code)[0]

@@ -1,8 +1,8 @@
-"""Rates: what one instruction of a warp takes of which pipe, for each architecture, and the cards that have them. Each
-with its source.
+"""Rates: how many cycles one instruction of a warp occupies which pipe, by architecture, and the cards, each with its
+source.
 
-A multiprocessor has four parts. A part issues one instruction of a warp per clock; `cycles` is how long the instruction
-then keeps its pipe in that part. What the four parts share, shared memory and shuffles, is counted with four times its
+A multiprocessor has four parts. A part issues one instruction of a warp per clock; the instruction then occupies its
+pipe in that part for `cycles`. Pipes that the four parts share, shared memory and shuffles, count with four times their
 cycles.
 
 Sources
@@ -29,15 +29,15 @@ from functools import cache
 
 @dataclass(frozen=True)
 class Card:
-    """A card, at the clock for which its maker states peaks."""
+    """A card, at the clock for which its vendor states peaks."""
 
     name: str
-    target: str  # whose machine code it runs, and whose rates it has
+    target: str  # the target of its machine code and rates
     multiprocessors: int
     gigahertz: float
     memory_gb_per_s: float
     source: str
-    halves_sums: bool = True  # MMAs of 16 and plain 8 bits with sums in 32 bits run at half the rate, as on GeForce
+    halves_sums: bool = True  # MMAs of 16 and plain 8 bits with 32-bit sums run at half rate, as on GeForce
 
     @property
     def parts(self) -> int:
@@ -96,13 +96,13 @@ CARDS = {
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """What a multiprocessor has room for."""
+    """The resources of a multiprocessor."""
 
     registers: int
     shared_bytes: int
     warps: int
     blocks: int
-    l2_bytes_per_clock: float  # that reach it [usual]; of GeForce Blackwell what published attention kernels imply
+    l2_bytes_per_clock: float  # from L2 [usual]; GeForce Blackwell: from published attention kernels
 
 
 MULTIPROCESSORS = {
@@ -111,18 +111,17 @@ MULTIPROCESSORS = {
     "sm_90": Multiprocessor(65536, 233472, 64, 32, 64),
 }
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Matrix instructions: the first pattern that fits counts
+# Matrix instructions: the first matching pattern counts
 
 
 @dataclass(frozen=True)
 class MmaRate:
-    """The cycles of an MMA whose opcode the pattern fits."""
+    """The cycles of MMAs whose opcode matches the pattern."""
 
     pattern: str
     cycles: float
     source: str
-    halved: bool = False  # where the card halves the rate of such sums these are its cycles, elsewhere half as many
+    halved: bool = False  # cycles are those of cards with halved sums; others take half as many
 
 
 _BLACKWELL = (
@@ -150,7 +149,7 @@ _HOPPER = (
 )
 MMA_RATES = {"sm_120a": _BLACKWELL, "sm_121a": _BLACKWELL, "sm_90": _HOPPER}
 
-# M, N, K by how opcodes write them.
+# Shape as written in opcodes -> (M, N, K).
 MMA_SHAPES = {
     "1688": (16, 8, 8),
     "16816": (16, 8, 16),
@@ -162,26 +161,26 @@ MMA_SHAPES = {
 
 
 def mma_flops(opcode: str) -> int:
-    """Multiplications and additions of one matrix instruction."""
+    """Return the multiplications and additions of one MMA."""
     m, n, k = next(MMA_SHAPES[word] for word in opcode.split(".") if word in MMA_SHAPES)
     return 2 * m * n * k
 
 
 def mma_cycles(opcode: str, card: Card) -> float:
-    """How long a matrix instruction keeps the tensor core of its part."""
+    """Return the cycles for which an MMA occupies the tensor core of its part."""
     for rate in MMA_RATES[card.target]:
         if re.match(rate.pattern, opcode):
             return rate.cycles if card.halves_sums or not rate.halved else rate.cycles / 2
     raise KeyError(f"no rate for {opcode} on {card.target}")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# All else: the first of which an opcode's stem is one counts
+# All other instructions: the first entry with the opcode's stem counts
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What instructions with these stems take. Cycles of 0: by bytes, 128 a clock and multiprocessor [usual]."""
+    """The rate of instructions with these stems. Cycles of 0 mean by bytes: 128 per clock and
+    multiprocessor [usual]."""
 
     stems: str
     kind: str
@@ -246,7 +245,7 @@ BY_STEM = {stem: rate for rate in reversed(RATES) for stem in rate.stems.split()
 PIPES = ("ISSUE", "MMA", "XU", "FMA", "ALU", "LSU", "UDP")
 MATRIX_STEMS = frozenset("HMMA QMMA OMMA IMMA DMMA BMMA".split())
 
-# Cycles from the start in the pipe until the result is there, of what ptxas guards by scoreboards [usual].
+# Cycles from the start in the pipe to the result, for instructions that ptxas guards by scoreboards [usual].
 LATENCIES = {
     "load matrix": 33,
     "load shared": 29,
@@ -268,16 +267,16 @@ LATENCIES = {
     "control": 4,
 }
 OTHER_LATENCY = 20
-READ_LATENCY = 10  # until the operands of such an instruction are read [usual]
-COPY_LATENCY = 700  # of cp.async, from L2 [usual]
-BARRIER_LATENCY = 22  # from the last arrival at a barrier to the next issue [usual]
-BRANCH_CYCLES = 10  # that a branch taken costs its warp [usual]
-QUEUES = {"LSU": 8, "XU": 3, "UDP": 2}  # instructions that wait in front of a pipe; one in front of all others [usual]
+READ_LATENCY = 10  # cycles until the operands of such an instruction are read [usual]
+COPY_LATENCY = 700  # cycles of cp.async, from L2 [usual]
+BARRIER_LATENCY = 22  # cycles from the last arrival at a barrier to the next issue [usual]
+BRANCH_CYCLES = 10  # cycles that a taken branch costs its warp [usual]
+QUEUES = {"LSU": 8, "XU": 3, "UDP": 2}  # queue length of each pipe; 1 for all others [usual]
 
 
 @cache
 def rate_of(opcode: str, guard: str = "") -> Rate:
-    """The rate of an opcode; OTHER where it has none."""
+    """Return the rate of an opcode; OTHER if it has none."""
     if guard == "@!PT":
         return NEVER
     stem = opcode.split(".")[0]
@@ -290,7 +289,7 @@ WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "16": 2, "64": 8, "128": 16, "25
 
 
 def warp_bytes(opcode: str) -> int:
-    """Bytes that a warp's access to memory moves."""
+    """Return the bytes that a warp's memory access moves."""
     words = opcode.split(".")
     if words[0] in ("LDSM", "STSM"):
         matrices = int(words[-1]) if words[-1] in ("2", "4") else 1
@@ -303,7 +302,7 @@ def warp_bytes(opcode: str) -> int:
 
 
 def cycles_of(opcode: str, card: Card, guard: str = "") -> float:
-    """How long an instruction keeps its pipe."""
+    """Return the cycles for which an instruction occupies its pipe."""
     rate = rate_of(opcode, guard)
     if rate is MMA:
         return mma_cycles(opcode, card)

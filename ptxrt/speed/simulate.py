@@ -1,9 +1,10 @@
-"""The warps of one part of a multiprocessor, issued in order, instruction by instruction, as ptxas scheduled them.
+"""Simulation of the warps of one multiprocessor part, issued in order, instruction by instruction, as ptxas scheduled
+them.
 
-A warp issues an instruction when its stall count has run out, the scoreboards that it waits for are free, and the pipe
-has room in front of it. Of warps that could, the one that issued last goes on, else the one that has waited longest.
-Barriers of a block, groups of cp.async, the bytes of the L2 and of memory are kept; instruction fetch, bank conflicts
-and the power limit are not.
+A warp can issue an instruction when its stall count has run out, the scoreboards that it waits for are released, and
+the queue of the pipe has room. If several warps can, the one that issued last continues; otherwise the one that has
+waited longest issues. The simulation covers barriers of a block, groups of cp.async, and the bandwidth of L2 and
+memory. It does not cover instruction fetch, bank conflicts and the power limit.
 """
 
 from __future__ import annotations
@@ -18,27 +19,27 @@ from . import rates
 from .listing import Instruction
 from .rates import MULTIPROCESSORS, Card
 
-OFFSETS = 16  # starts over which a figure is averaged
-TRIPS, WARM_TRIPS = 10, 3  # of each warp, of which the first are not counted
+OFFSETS = 16  # start offsets over which a result is averaged
+TRIPS, WARM_TRIPS = 10, 3  # trips of each warp; the warm ones are not counted
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A card under the rates, or under a doubt about them."""
+    """A card with its rates, or with some of them changed."""
 
     card: Card
     special_cycles: float | None = None  # of MUFU
     convert_cycles: float | None = None  # of F2FP
     extreme_cycles: float | None = None  # of FMNMX
-    mma_cycles: float | None = None  # of every MMA
-    mma_queue: int = 1  # MMAs that wait in front of the tensor core
-    latency: float = 1.0  # by which latencies are multiplied
+    mma_cycles: float | None = None  # of all MMAs
+    mma_queue: int = 1  # queue length of the tensor core
+    latency: float = 1.0  # factor of all latencies
 
     def doubted(self, **changes) -> Machine:
         return replace(self, **changes)
 
     def cycles(self, instruction: Instruction) -> float:
-        """How long an instruction keeps its pipe."""
+        """Return the cycles for which an instruction occupies its pipe."""
         kind = rates.rate_of(instruction.opcode, instruction.guard).kind
         doubted = {"special": self.special_cycles, "extreme": self.extreme_cycles, "mma": self.mma_cycles}.get(kind)
         if instruction.stem == "F2FP":
@@ -52,7 +53,7 @@ _PLAIN, _BARRIER, _WAIT_COPIES, _COPY, _STREAM, _GROUP, _MEMORY = range(7)
 
 @dataclass(frozen=True)
 class Step:
-    """What the simulation knows of an instruction."""
+    """An instruction as the simulation sees it."""
 
     pipe: int
     cycles: float
@@ -61,15 +62,13 @@ class Step:
     sets: int | None
     reads: int | None
     latency: float
-    varies: bool  # whether its latency varies by chance: accesses to memory
+    varies: bool  # whether its latency is random: memory accesses
     role: int
-    amount: (
-        float  # of a copy bytes from L2, of a wait the groups that may be left, of an access to global memory its bytes
-    )
+    amount: float  # copy: bytes from L2; wait: groups that may stay in flight; global access: bytes
 
 
 def step_of(instruction: Instruction, machine: Machine, streams: bool = False) -> Step:
-    """An instruction as the simulation takes it; its listing has to have encodings."""
+    """Return the step of an instruction; its listing must have encodings."""
     control, rate = instruction.control, rates.rate_of(instruction.opcode, instruction.guard)
     if control is None:
         raise ValueError("the listing has no encodings")
@@ -104,9 +103,9 @@ def step_of(instruction: Instruction, machine: Machine, streams: bool = False) -
 
 @dataclass(frozen=True)
 class Trip:
-    """Cycles in which every resident warp of a part goes once through a path."""
+    """Cycles in which every resident warp of a part passes a path once."""
 
-    cycles: float  # mean over the offsets
+    cycles: float  # mean over the start offsets
     fastest: float
     slowest: float
 
@@ -119,29 +118,29 @@ def simulate(
     offsets: int = OFFSETS,
     streams: bool = False,
 ) -> Trip:
-    """The steady trip of `blocks` blocks with `warps` warps each in this part: the mean rate of so many starts.
+    """Return the steady trip of `blocks` blocks with `warps` warps each in this part, averaged over start offsets.
 
-    Warps start apart by shares of the trip that the busiest pipe would allow: none in the first run, all but evenly in
-    the last. streams: whether what is loaded and stored is from and to memory, whose rate then counts, rather than in a
+    Warps start at offsets, as shares of the trip that the busiest pipe would allow: 0 in the first run, nearly even
+    spacing in the last. streams: whether loads and stores reach memory, whose bandwidth then counts, rather than a
     cache.
     """
     steps = [step_of(instruction, machine, streams) for instruction in path]
     resident = warps * blocks
     bound = max(sum(step.cycles for step in steps if step.pipe == pipe) for pipe in PIPE.values()) * resident
-    trips, warm = (TRIPS, WARM_TRIPS) if resident <= 4 else (3, 1)  # many warps are a mean by themselves
+    trips, warm = (TRIPS, WARM_TRIPS) if resident <= 4 else (3, 1)  # many warps average by themselves
     found = [_run(steps, machine, warps, blocks, bound * i / offsets, i, trips, warm) for i in range(offsets)]
     return Trip(offsets / sum(1 / cycles for cycles in found), min(found), max(found))
 
 
 def alone(path: Sequence[Instruction], machine: Machine, warps: int) -> float:
-    """Cycles in which the warps of one block go through a path together, once."""
+    """Return the cycles in which the warps of one block pass a path together, once."""
     return _run([step_of(instruction, machine) for instruction in path], machine, warps, 1, 0.0, 0, 1, 0)
 
 
 def _run(
     steps: list[Step], machine: Machine, warps: int, blocks: int, spread: float, seed: int, trips: int, warm: int
 ) -> float:
-    """Cycles of a trip in one run."""
+    """Return the cycles of a trip in one run."""
     card = machine.card
     count, resident = len(steps), warps * blocks
     chance = random.Random(seed).random
@@ -149,16 +148,16 @@ def _run(
     for name, queue in rates.QUEUES.items():
         depth[PIPE[name]] = queue
     depth[PIPE["MMA"]] = machine.mma_queue
-    waiting = [deque([0.0] * d, d) for d in depth]  # when the last instructions of a pipe left its queue
+    waiting = [deque([0.0] * d, d) for d in depth]  # when the last instructions of each pipe left its queue
     free = [0.0] * len(PIPE)
     l2_rate = MULTIPROCESSORS[card.target].l2_bytes_per_clock / 4
     memory_rate = card.memory_gb_per_s / card.gigahertz / card.parts
     l2_free = memory_free = 0.0
     at = [0] * resident
     clock = [spread * i / resident for i in range(resident)]
-    ready = list(clock)  # when the next instruction could go but for its pipe
+    ready = list(clock)  # earliest issue of the next instruction, pipe aside
     boards = [[0.0] * 6 for _ in range(resident)]
-    turn: list[float] = [float(i) for i in range(-resident, 0)]  # when a warp issued last
+    turn: list[float] = [float(i) for i in range(-resident, 0)]  # time of each warp's last issue
     copies: list[list[float]] = [[] for _ in range(resident)]
     latest = [0.0] * resident
     arrived: list[list[int]] = [[] for _ in range(blocks)]
@@ -227,7 +226,7 @@ def _run(
 
 
 def _next(step: Step, now: float, board: list[float], copies: list[float]) -> float:
-    """When a warp's next instruction could issue but for its pipe."""
+    """Return the earliest issue of a warp's next instruction, pipe aside."""
     for bit in step.waits:
         if board[bit] > now:
             now = board[bit]
