@@ -401,7 +401,7 @@ def test_tables_name_card_machine_and_state(cuda):
     assert "Fake GPU" in call(*LAUNCH).stdout
 
 
-# How times are taken
+# Timing
 
 
 def test_sides_alternate_after_what_their_state_asks_for(cuda):
@@ -435,7 +435,7 @@ def test_times_know_their_middle_and_spread():
     assert times.fields() == dict(milliseconds=2.5, fastest=1.0, slowest=10.0, repeat=4)
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize("command", [QUANTIZE, ("bench", "dequantize"), ATTENTION, LAUNCH, GEMM, ("bench", "produce")])

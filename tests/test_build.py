@@ -100,7 +100,7 @@ def no_compiler(monkeypatch):
     monkeypatch.setattr(build, "toolkit_folders", lambda: iter(()))
 
 
-# What is built
+# Building
 
 
 def test_variants_are_every_combination_in_order():
@@ -336,7 +336,7 @@ def test_list_says_what_is_fresh(copy, no_compiler, capsys):
     assert lines == [["plain", "not built"], ["scale_step1_dim32", "stale"], ["scale_step2_dim32", "stale"]]
 
 
-# What it removes
+# Removing
 
 
 PRECIOUS = {
@@ -436,7 +436,7 @@ def test_what_a_killed_build_leaves_is_removed_by_the_next(toolchain, copy, tmp_
     assert not list(modules.glob(".staging-*")) and (modules / "plain.fatbin").is_file()
 
 
-# What it needs
+# Requirements
 
 
 @pytest.mark.parametrize("name", ["build", "toolkit"])
@@ -468,7 +468,7 @@ def test_requires_says_how_pip_installs_a_toolkit(monkeypatch, capsys):
     assert build.main(["--requires"]) == 0 and capsys.readouterr().out == "\n"
 
 
-# What it refuses
+# Refusals
 
 
 def test_no_toolkit_says_what_to_do(copy, monkeypatch, tmp_path, capsys):

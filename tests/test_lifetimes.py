@@ -689,7 +689,7 @@ def test_a_turn_may_survive_a_fork_that_nobody_was_in():
     thread.join()
 
 
-# What an array cannot be
+# Invalid operations on arrays
 
 
 @pytest.mark.parametrize(

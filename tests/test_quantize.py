@@ -304,9 +304,7 @@ def test_arrays_without_a_finite_value_have_a_global_scale_of_1(machine):
 
 def test_the_global_scale_is_rounded_once(machine, rng):
     """Also if it is subnormal or halfway between two subnormals, and at both ends of float32."""
-    multiples = 1344 * np.arange(
-        1, 12, dtype=np.uint32
-    )  # bits of subnormals: 1344 of their steps are half a step of the quotient
+    multiples = 1344 * np.arange(1, 12, dtype=np.uint32)  # subnormals whose quotient lies halfway: 1344 = 2688 / 2
     bits = [
         *multiples,
         1,

@@ -52,7 +52,7 @@ def test_native_code_is_no_worse_than_recorded(disassembler, unit):
     if same and unit.unit not in ALWAYS_READ:
         there = {
             entry for entry, usage in record["entries"].items() if sass.NATIVE in usage
-        }  # others are portable alone
+        }  # other entries exist in the portable build only
         assert there and there <= set(RECORD[sass.NATIVE]), AGAIN
         return
     for entry, figures in sass.figures_of_unit(unit, sass.NATIVE).items():

@@ -199,7 +199,7 @@ def keeps_the_tail(format):
     out, held = in_blocks(format, q, k, v, left=OPEN, right=OPEN, out_f32=True)
     return (
         ptxrt.compare(out.reshape(1, 1, 3, DIM), exact_attention(*held)[0]).relative_l2 <= 0.1
-    )  # the one weight's rounding; 1 without the tail
+    )  # one weight's rounding error; 1 if the tail is lost
 
 
 def raises_rows_one_by_one(format):
@@ -213,7 +213,7 @@ def raises_rows_one_by_one(format):
     out, held = in_blocks(format, q, k, v, left=OPEN, right=OPEN, out_f32=True)
     return (
         ptxrt.compare(out.reshape(1, 1, 16, DIM), exact_attention(*held)[0]).relative_l2 <= 0.1
-    )  # the one weight's rounding; 1 where its row missed it
+    )  # one weight's rounding error; 1 if a row misses its maximum
 
 
 def passes(kernel, case):

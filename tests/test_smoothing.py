@@ -100,7 +100,7 @@ def test_against_float64(machine, rng, qk, pv, name):
     np.testing.assert_array_equal(row_max[seen], np.round(row_max[seen]))
     np.testing.assert_allclose(
         (out[seen] / row_sum[seen][..., None]), got[seen], rtol=1e-5, atol=1e-5
-    )  # divided in another place
+    )  # the division happens elsewhere
     log_sum = (row_max + np.log2(row_sum, where=seen, out=np.zeros_like(row_sum))) * np.log(2)
     assert np.abs(log_sum - want_lse)[seen].mean() <= ROUNDING[pv]  # the sum is of rounded weights
 
@@ -182,9 +182,7 @@ def test_queries_of_packed_sequences(machine, rng, qk, tmp_path):
     whole.save(tmp_path / "q.npz")
     for got in (whole, ptxrt.dequantize(whole), ptxrt.Operand.load(tmp_path / "q.npz")):
         np.testing.assert_array_equal(np.asarray(got), values)
-    short = ptxrt.to_device(
-        np.int32([0, *cu_q[1:3]])
-    )  # what lies on the device may leave rows to no sequence; they count nowhere
+    short = ptxrt.to_device(np.int32([0, *cu_q[1:3]]))  # on the device, rows after the last sequence are ignored
     few = ptxrt.quantize_operand(
         ptxrt.to_device(q), qk, role="q", smooth=True, cu_seqlens=short, global_scale=whole.global_scale
     )

@@ -256,7 +256,7 @@ def test_a_trace_tells_devices_apart(two):
     assert all(row["milliseconds"] >= 0 for row in t.rows())
 
 
-# What is refused
+# Refusals
 
 
 def test_devices_are_not_mixed(two):

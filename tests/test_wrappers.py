@@ -78,7 +78,7 @@ def test_every_wrapper_assembles(texts, target, architecture, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-# Which combinations are refused
+# Refused combinations
 
 
 MMA = "float c[4] = {}; uint32_t a[4] = {}, b[2] = {};"
