@@ -37,7 +37,7 @@ def restated(q, k, v, dtype, *, scale=None, left=OPEN, right=OPEN, softcap=0.0, 
                     if mask.dtype == bool
                     else scores + added.astype(np.float32)
                 )
-            with np.errstate(over="ignore"):  # a large finite mask stays finite: a row masked everywhere averages V
+            with np.errstate(over="ignore"):  # a large finite mask stays finite: if all keys have it, V is averaged
                 scores = np.where(scores == -np.inf, scores, np.maximum(scores * LOG2_E, np.finfo(np.float32).min))
             scores = np.where(shown[:, tile], scores, np.float32(-np.inf))
             new_top = np.maximum(top, np.ceil(scores.max(axis=1)))

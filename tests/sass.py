@@ -1,11 +1,11 @@
 """Figures of each kernel's machine code: `make sass` prints them, test_sass.py compares them with the record.
 
-For every entry and target: registers, spilled bytes, shared memory, calls (slow paths, as of divisions), byte-wide
-accesses to shared memory, and the instructions of the steady path. In a kernel with matrix instructions the steady path
-is the loop that holds most of them, and instructions count per matrix instruction. In any other kernel it is the loop,
-or else the straight-line code, that moves most bytes of global memory; instructions count per element, or per byte if
-the entry's name has no type. Where the path forks, the branch counts that does all the work in the fewest instructions.
-A loop inside the path counts once.
+For every entry and target: registers, spilled bytes, shared memory, calls (slow paths, for example of divisions),
+byte-wide accesses to shared memory, and the instructions of the steady path. In a kernel with matrix instructions the
+steady path is the loop that holds most of them, and instructions count per matrix instruction. In any other kernel it
+is the loop, or else the straight-line code, that moves most bytes of global memory; instructions count per element, or
+per byte if the entry's name has no type. Where the path forks, it follows the branches that do all the work in the
+fewest instructions. A loop inside the path counts once.
 
 Instructions count per warp and elements per lane: 1.0 per element means 32 elements for each issued instruction.
 `python tests/sass.py --record` writes sass_figures.json: the figures, and a digest of each unit's native code. The

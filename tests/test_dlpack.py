@@ -50,7 +50,7 @@ def numbers(*shape):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """Every test starts without exported structs of garbage."""
+    """Every test starts without DLPack structs of earlier tests."""
     gc.collect()
     dlpack._sweep()
 

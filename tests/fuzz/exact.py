@@ -72,9 +72,9 @@ def attention(
 
     sizes: for each score the sum of the magnitudes of its terms; times 2^-24 it is the error of one rounding. reach:
     the same before scaling; kernels keep those products in float32. mask broadcasts. shift: [B, H, Sq], the magnitude
-    of what smoothing subtracts from all scores of a row; sinks and results are rounded relative to it. shown: bool [B,
-    H, Sq, Sk], the keys that sequences and windows let a row see. spans: (batch, first key, last key) of each sequence;
-    blocks of keys start at the first.
+    of what smoothing subtracts from all scores of a row; it adds to the rounding error of sinks and results. shown:
+    bool [B, H, Sq, Sk], the keys that sequences and windows let a row see. spans: (batch, first key, end) of each
+    sequence; blocks of keys start at the first.
     """
     rounds = WEIGHTS[pv]
     with np.errstate(all="ignore"):
