@@ -1,6 +1,6 @@
 """The algorithm of the attention kernels restated in NumPy: tiles of keys, an integer running maximum, rounded weights.
 
-What remains between a kernel and this is the order of float32 sums and the last bits of exponentials.
+A kernel differs from it only in the order of float32 sums and in the last bits of exponentials.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ LOG2_E = np.float32(1.4426950408889634)
 
 
 def restated(q, k, v, dtype, *, scale=None, left=OPEN, right=OPEN, softcap=0.0, mask=None, sinks=None, lengths=None):
-    """Output in float32 and lse of q [B, H, Sq, D], k and v [B, Hkv, Sk, D]; mask broadcasts to [B, H, Sq, Sk]."""
+    """Output (float32) and lse of q [B, H, Sq, D], k and v [B, Hkv, Sk, D]; mask broadcasts to [B, H, Sq, Sk]."""
     q, k, v = (np.asarray(x).astype(dtype).astype(np.float32) for x in (q, k, v))
     scale = np.float32(q.shape[-1] ** -0.5 if scale is None else scale)
     group = q.shape[1] // k.shape[1]
@@ -37,7 +37,7 @@ def restated(q, k, v, dtype, *, scale=None, left=OPEN, right=OPEN, softcap=0.0, 
                     if mask.dtype == bool
                     else scores + added.astype(np.float32)
                 )
-            with np.errstate(over="ignore"):  # a large finite mask stays finite: a row of nothing else is a mean
+            with np.errstate(over="ignore"):  # a large finite mask stays finite: if all keys have it, V is averaged
                 scores = np.where(scores == -np.inf, scores, np.maximum(scores * LOG2_E, np.finfo(np.float32).min))
             scores = np.where(shown[:, tile], scores, np.float32(-np.inf))
             new_top = np.maximum(top, np.ceil(scores.max(axis=1)))
@@ -58,19 +58,20 @@ def restated(q, k, v, dtype, *, scale=None, left=OPEN, right=OPEN, softcap=0.0, 
 
 
 def rescaled(top, new_top, total, values):
-    """Sums brought under a new maximum: by a power of two, exactly."""
+    """Rescale sums to a new maximum. The factor is a power of two, so this is exact."""
     with np.errstate(invalid="ignore", over="ignore"):
         factor = np.exp2(np.where(top == new_top, 0, top - new_top)).astype(np.float32)
     return new_top, total * factor, values * factor[:, None]
 
 
 def in_e4m3(weights):
-    """Weights up to 2^8 of e4m3's 448, without a scale of their own."""
+    """Weights rounded to e4m3 without a scale; they are at most 2^8, and e4m3 ends at 448."""
     return e4m3.values[e4m3.encode(weights)]
 
 
 def in_mxfp4(weights):
-    """e2m1 under the smallest power of two for 32 neighbouring keys with which none saturates; no less than 2^-40."""
+    """Weights rounded to e2m1: 32 neighbouring keys share the smallest power of two >= 2^-40 with which none
+    saturates."""
     blocks = weights.reshape(*weights.shape[:-1], -1, 32)
     with np.errstate(divide="ignore"):
         exponent = np.maximum(np.ceil(np.log2(blocks.max(axis=-1, keepdims=True) / 6)), -40)
@@ -79,7 +80,8 @@ def in_mxfp4(weights):
 
 
 def in_nvfp4(weights):
-    """e2m1 for 16 neighbouring keys whose largest is 6, under that scale rounded to e4m3."""
+    """Weights rounded to e2m1 under max(largest / 6, 2^-40) of 16 neighbouring keys, times that scale rounded to
+    e4m3."""
     blocks = weights.reshape(*weights.shape[:-1], -1, 16)
     scale = np.maximum(blocks.max(axis=-1, keepdims=True) / np.float32(6), np.float32(2.0**-40))
     return (e2m1.values[e2m1.encode(blocks / scale)] * e4m3.values[e4m3.encode(scale)]).reshape(weights.shape)
@@ -89,15 +91,16 @@ def in_bf16(weights):
     return weights.astype(bf16.dtype).astype(np.float32)
 
 
-# By the format of V how weights are rounded, and how far the maximum lies below that of the scores, in steps of log2.
+# V's format -> (rounding of weights, headroom: how far the running maximum lies below the largest score, in units of
+# log2).
 WEIGHTS = {"mxfp8": (in_e4m3, 8), "mxfp4": (in_mxfp4, 0), "nvfp4": (in_nvfp4, 11), "bf16": (in_bf16, 0)}
 
 
 def restated_blocks(q, k, v, pv, *, causal=False, window=None, softcap=0.0, sinks=None, shift=None):
-    """Output and lse of what operands in block formats hold, float32: q [B, H, Sq, D], k and v [B, Hkv, Sk, D].
+    """Output and lse (float32) of operands in block formats, by their values: q [B, H, Sq, D], k and v [B, Hkv, Sk, D].
 
-    shift: [B, H, Sq], what smoothing took from all scores of a row: weights are rounded without it, unless there is a
-    softcap.
+    shift: [B, H, Sq], what smoothing subtracts from all scores of a row. Weights are computed from scores without it,
+    unless there is a softcap.
     """
     rounded_weights, headroom = WEIGHTS[pv]
     left, right = window or (OPEN, 0 if causal else OPEN)

@@ -1,4 +1,4 @@
-"""Fixtures that all tests share: the machines."""
+"""Fixtures shared by all tests, above all the machines."""
 
 import gc
 import os
@@ -13,24 +13,21 @@ from ptxrt import dlpack, selection
 from ptxrt.disassembly import find_disassembler
 from ptxrt.emulator import check
 
-# JAX takes three quarters of a device's memory in every process that uses it, unless it is told otherwise before it
-# starts.
+# JAX reserves three quarters of a device's memory in every process unless this is set before JAX starts.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-# Parsed texts are millions of objects that live on: to look for garbage among them as often as usual takes a tenth of
-# the time.
+# Parsed texts are millions of long-lived objects. Collecting at the default thresholds takes a tenth of the run time.
 gc.set_threshold(100_000, 50, 1000)
 
 
 def pytest_sessionfinish():
-    """Write what `make coverage` counts while there is time: a process of pytest-xdist is killed ten seconds after its
-    last test."""
+    """Write the counts of `make coverage` here: pytest-xdist kills a worker ten seconds after its last test."""
     if collector := check.collector():
         collector.write()
 
 
 def on(name: str):
-    """A machine for the length of a test, which is skipped with the reason where it is not there."""
+    """Choose a machine for the length of a test; skip the test, with the reason, where the machine is missing."""
     there = ptxrt.machines()[name]
     if not there.available:
         pytest.skip(str(there))
@@ -39,7 +36,7 @@ def on(name: str):
 
 @pytest.fixture(scope="session")
 def disassembler():
-    """The folder of CUDA's disassembler; tests that read machine code are skipped where there is none."""
+    """The folder of CUDA's disassembler; without one, tests that read machine code are skipped."""
     try:
         return find_disassembler()
     except ptxrt.BuildError as missing:
@@ -48,8 +45,8 @@ def disassembler():
 
 @pytest.fixture
 def lent():
-    """A function that counts the DLPack structs which this test has out. Those of earlier tests do not count: garbage is
-    collected first, and what nobody took is swept."""
+    """A function that counts the DLPack structs that this test has exported and that are still alive. Those of earlier
+    tests do not count: the fixture collects garbage and sweeps unconsumed capsules first."""
     gc.collect()
     dlpack._sweep()
     before = dict(dlpack._given)
@@ -58,7 +55,7 @@ def lent():
 
 @pytest.fixture(scope="session")
 def on_machine():
-    """`on`, for fixtures that choose a machine by themselves."""
+    """`on`, for fixtures that choose a machine themselves."""
     return on
 
 
@@ -66,7 +63,7 @@ def on_machine():
     params=["emulator", pytest.param("portable", marks=pytest.mark.gpu), pytest.param("native", marks=pytest.mark.gpu)]
 )
 def machine(request):
-    """Run a test on every machine: the emulator always, the GPU ones where there is a device for them."""
+    """Run a test on every machine: always on the emulator, and on the GPU machines where there is a device for them."""
     with on(request.param) as backend:
         yield backend
 
@@ -80,7 +77,7 @@ TEXTS_AND_GPUS = [
 
 @pytest.fixture(params=TEXTS_AND_GPUS)
 def text_machine(request):
-    """Run a test on the emulator, once with each text, and on the machines of the GPU at hand."""
+    """Run a test on the emulator with each PTX text, and on the GPU's machines where there are any."""
     name, _, gpu = request.param.partition(" ")
     with on(name) if gpu else ptxrt.using("emulator", ptx=name) as backend:
         yield backend
@@ -88,14 +85,14 @@ def text_machine(request):
 
 @pytest.fixture(params=["portable", "native"])
 def gpu(request):
-    """Run a test on every GPU machine that is there: what is too large for the emulator."""
+    """Run a test that is too large for the emulator on every GPU machine that is available."""
     with on(request.param) as backend:
         yield backend
         ptxrt.synchronize(backend.own_queue)
 
 
 def resident() -> int:
-    """Bytes of memory that this process has; 0 where the system does not tell."""
+    """Resident memory of this process in bytes; 0 where the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -104,10 +101,10 @@ def resident() -> int:
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections():
-    """Let collections in a test look at what the tests of its file made, not at every text parsed so far (many
-    seconds).
+    """Freeze all objects before a test module, so that collections scan only objects of its own tests. Scanning every
+    text parsed so far takes many seconds.
 
-    Nothing is thawed before the process is large, since the next file would begin by looking at all of it again.
+    Objects stay frozen until the process is large: thawing them would make the next module scan them all again.
     """
     gc.collect()
     gc.freeze()
@@ -124,7 +121,7 @@ def allowance():
 
 @pytest.fixture(autouse=True)
 def bounded_memory(allowance):
-    """Drop the emulators and what they translated where the process is large; tests that need them make them again."""
+    """Drop the emulators and their translated kernels when the process is large; tests that need them rebuild them."""
     if resident() < allowance[0] or check.collector():
         return
     for backend in [kept for kept in selection._kept if not kept.is_cuda]:
@@ -137,7 +134,7 @@ def bounded_memory(allowance):
 
 @pytest.fixture(autouse=True)
 def scope_of_its_own():
-    """What a test chooses with `ptxrt.using`, and never leaves, ends with it."""
+    """Restore the machine after a test that calls `ptxrt.using` without leaving it."""
     before = backends.scope()
     yield
     backends._scope.set(before)
@@ -152,5 +149,5 @@ def emulator():
 
 @pytest.fixture
 def rng():
-    """Random numbers, the same in every run."""
+    """A random generator with the same seed in every run."""
     return np.random.default_rng(20240607)

@@ -1,14 +1,14 @@
-"""Digests of what kernels compute, so that a change that must not move a bit is shown to move none.
+"""Digests of kernel results, to check that a change leaves every bit as it was.
 
-Recorded are every declared case of every kernel, and every way of `attention` with every head dimension and every
-option, on the emulator, in the native and in the portable text. Inputs are drawn from fixed seeds.
+The record covers every declared case of every kernel, and every format pair of `attention` with every head dimension
+and every option, on the emulator in the native and in the portable PTX text. Inputs come from fixed seeds.
 
     python tests/digests.py before.json [PATTERN]...
     python tests/digests.py after.json [PATTERN]... --compare before.json
 
-PATTERN chooses names, as in 'attention_nvfp4*'; a text in front, as in 'native/*', chooses the text as well. Names
-begin with the kernel, or with `attention/` for calls of `attention`. With --compare the exit status is 1 where a digest
-differs; what only one of the two records has is counted.
+PATTERN selects names, as in 'attention_nvfp4*'; with a prefix, as in 'native/*', it also selects the text. Names begin
+with the kernel, or with `attention/` for calls of `attention`. With --compare the exit status is 1 if a digest differs;
+names in only one of the two records are counted.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from ptxrt.ops.attention_kernels import HEAD_DIMS  # noqa: E402
 TEXTS = ("native", "portable")
 BATCH, HEADS, HEADS_KV, QUERIES, KEYS = 2, 4, 2, 21, 150
 
-# Name -> the options of a call. Arrays are drawn where the call is made: their names are those of `_arrays`.
+# Name -> options of a call. A string that names an array of `_arrays` stands for that array.
 OPTIONS: dict[str, dict] = {
     "plain": {},
     "causal": dict(causal=True, return_lse=True),
@@ -60,7 +60,7 @@ OPTIONS: dict[str, dict] = {
 
 
 def digest(arrays) -> str:
-    """The start of the SHA-256 of shapes, types and bytes; device arrays are read."""
+    """The first 24 hex digits of the SHA-256 of shapes, dtypes and bytes; device arrays are copied to the host."""
     whole = hashlib.sha256()
     for array in arrays if isinstance(arrays, tuple) else (arrays,):
         array = np.ascontiguousarray(array.to_numpy() if isinstance(array, ptxrt.DeviceArray) else array)
@@ -70,7 +70,7 @@ def digest(arrays) -> str:
 
 
 def _kernel_case(name: str, case_id: str):
-    """What a kernel writes in a declared case."""
+    """The outputs of a kernel in a declared case."""
     kernel = ptxrt.kernels()[name]
     case = next(case for case in kernel.cases if case.id == case_id)
     return kernel(**kernel.example(case))
@@ -79,7 +79,7 @@ def _kernel_case(name: str, case_id: str):
 def _arrays(
     rng: np.random.Generator, dim: int, dim_v: int, queries: int, heads: int, packed: bool
 ) -> dict[str, np.ndarray]:
-    """q, k, v and what options name."""
+    """q, k, v and the arrays that options name."""
     batch = 1 if packed else BATCH
     shapes = dict(q=(batch, heads, queries, dim), k=(batch, HEADS_KV, KEYS, dim), v=(batch, HEADS_KV, KEYS, dim_v))
     arrays = {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
@@ -93,7 +93,7 @@ def _arrays(
 
 
 def _attention(formats: tuple, dims: tuple[int, int], options: dict):
-    """What a call of `attention` gives; a refusal by name is a result, too."""
+    """The result of a call of `attention`; the message of an ArgumentError counts as a result, too."""
     options = dict(options)
     less, dtype = options.pop("dim_less", 0), options.pop("dtype", np.float32)
     queries, heads = options.pop("queries", QUERIES), options.pop("heads", HEADS)
@@ -114,7 +114,7 @@ def _attention(formats: tuple, dims: tuple[int, int], options: dict):
 
 
 def runs() -> Iterator[tuple[str, Callable]]:
-    """(name, what gives the arrays) of everything that is recorded."""
+    """(name, function that returns the arrays) of every recorded run."""
     for kernel in ptxrt.kernels().values():
         for case in kernel.cases:
             yield f"{kernel.name}/{case.id}", partial(_kernel_case, kernel.name, case.id)
@@ -122,7 +122,7 @@ def runs() -> Iterator[tuple[str, Callable]]:
         spelled = "+".join(word for word in formats if word)
         for i, dims in enumerate(HEAD_DIMS):
             for j, (option, options) in enumerate(OPTIONS.items()):
-                # Every option at the second head dimension, and at each other one three of them.
+                # The second head dimension gets every option; each other one gets every len(HEAD_DIMS)-th.
                 if i == 1 or j % len(HEAD_DIMS) == i:
                     yield (
                         f"attention/{spelled}/{dims[0]}x{dims[1]}/{option}",
@@ -136,7 +136,8 @@ def _record(text: str, name: str, run: Callable) -> tuple[str, str]:
 
 
 def chosen(patterns: list[str]) -> list[tuple[str, str, Callable]]:
-    """(text, name, what gives the arrays) of the runs that any of the patterns names; all without patterns."""
+    """(text, name, function that returns the arrays) of the runs that match any pattern; of all runs without
+    patterns."""
 
     def asked(text: str, name: str) -> bool:
         return not patterns or any(fnmatch(name, pattern) or fnmatch(f"{text}/{name}", pattern) for pattern in patterns)
@@ -145,7 +146,7 @@ def chosen(patterns: list[str]) -> list[tuple[str, str, Callable]]:
 
 
 def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """The names of both records whose digests differ."""
+    """The names whose digests differ, among those in both records."""
     return [name for name in before if name in after and before[name] != after[name]]
 
 

@@ -1,7 +1,7 @@
-"""Block formats in exact rational arithmetic, written from their definitions, without the package's own code.
+"""Block formats in exact rational arithmetic, written from their definitions without the package's own code.
 
-MX: OCP Microscaling Formats v1.0, sections 5.3 and 6.3, with the scale rules of torchao's
-ScaleCalculationMode. NVFP4: float32 operations as exact results rounded once.
+MX: OCP Microscaling Formats v1.0, sections 5.3 and 6.3, with the scale rules of torchao's ScaleCalculationMode. NVFP4:
+float32 operations as exact results rounded once.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,8 @@ RULES = ("floor", "ceil", "rceil", "even")
 
 @dataclass(frozen=True)
 class Element:
-    """A code of one sign, `exponent_bits` and `mantissa_bits`; `finite` magnitude codes are numbers."""
+    """A signed element format with `exponent_bits` and `mantissa_bits`; the first `finite` magnitude codes are
+    numbers."""
 
     exponent_bits: int
     mantissa_bits: int
@@ -27,7 +28,7 @@ class Element:
 
     @cached_property
     def magnitudes(self) -> list[Fraction]:
-        """The values of the finite codes without sign."""
+        """The values of the finite codes, without sign."""
         bias = 2 ** (self.exponent_bits - 1) - 1
         values = []
         for code in range(self.finite):
@@ -37,9 +38,9 @@ class Element:
         return values
 
     def round(self, x: Fraction) -> int:
-        """The magnitude code nearest to x >= 0: ties to the even code, the last where x is larger."""
+        """The magnitude code nearest to x >= 0: ties to the even code; values beyond the range saturate."""
         low, high = 0, self.finite - 1
-        while low < high:  # the last magnitude that is not above x
+        while low < high:  # find the last magnitude that is not above x
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.magnitudes[middle] <= x else (low, middle - 1)
         if low == self.finite - 1:
@@ -70,7 +71,7 @@ def ceil_log2(x: Fraction) -> int:
 
 
 def f32(x: Fraction) -> Fraction:
-    """x rounded to the nearest float32, ties to even, subnormals kept; nothing here is large enough to overflow."""
+    """x rounded to the nearest float32, ties to even, with subnormals; the inputs are too small to overflow."""
     if not x:
         return x
     unit = Fraction(2) ** (max(floor_log2(abs(x)), -126) - 23)
@@ -79,7 +80,7 @@ def f32(x: Fraction) -> Fraction:
 
 @cache
 def scale_byte(largest: Fraction, element: Element, rule: str) -> int:
-    """The scale byte of a block with this largest magnitude, a float32."""
+    """The scale byte of a block whose largest magnitude is `largest`, a float32."""
     if not largest:
         return 0
     top = element.magnitudes[-1]
@@ -89,7 +90,7 @@ def scale_byte(largest: Fraction, element: Element, rule: str) -> int:
         exponent = ceil_log2(largest) - floor_log2(top)
     else:
         exponent = floor_log2(largest)
-        # Rounded to the element's mantissa, halves up, the last of an octave becomes the next power of two.
+        # Round to the element's mantissa, halves up: the last value of an octave rounds to the next power of two.
         if rule == "even" and largest >= (2 - Fraction(1, 2 ** (element.mantissa_bits + 1))) * Fraction(2) ** exponent:
             exponent += 1
         if exponent > 127:
@@ -99,7 +100,7 @@ def scale_byte(largest: Fraction, element: Element, rule: str) -> int:
 
 
 def encode_mx_block(block, element: Element, rule: str) -> tuple[list[int], int]:
-    """Codes and the scale byte of float32 values."""
+    """Codes and scale byte of a block of float32 values."""
     byte = (
         0xFF if not all(np.isfinite(block)) else scale_byte(max(abs(Fraction(float(v))) for v in block), element, rule)
     )
@@ -110,7 +111,7 @@ def encode_mx_block(block, element: Element, rule: str) -> tuple[list[int], int]
 
 
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Codes [..., K] to bytes [..., K * bits / 8]: one long little-endian number for each row."""
+    """Codes [..., K] to bytes [..., K * bits / 8]: each row is one long little-endian number."""
     rows = codes.reshape(-1, codes.shape[-1]) if codes.size else []
     numbers = [sum(int(code) << (bits * i) for i, code in enumerate(row)) for row in rows]
     size = codes.shape[-1] * bits // 8
@@ -141,7 +142,7 @@ def global_scale(x: np.ndarray) -> np.float32:
 
 
 def _nv_candidate(values: list[Fraction], largest: Fraction, g: Fraction, top: int):
-    """Scale code, step and the quotients of a block whose largest magnitude becomes `top`."""
+    """Scale code, step and quotients of a block that maps its largest magnitude to `top`."""
     ratio = f32(f32(largest / top) / g)
     scale = E4M3.round(min(max(ratio, Fraction(1, 512)), Fraction(448)))
     step = f32(g * E4M3.magnitudes[scale])
@@ -149,7 +150,7 @@ def _nv_candidate(values: list[Fraction], largest: Fraction, g: Fraction, top: i
 
 
 def _squared_error(quotients: list[Fraction], scale: int) -> Fraction:
-    """The sum of squared errors in units of g, every operation rounded to float32, neighbors added first."""
+    """The sum of squared errors in units of g: every operation rounded to float32, neighbors added pairwise."""
     errors = []
     for q in quotients:
         nearest = E2M1.magnitudes[E2M1.round(abs(q))]
@@ -186,26 +187,27 @@ def encode_nvfp4(x: np.ndarray, g, rule: str = "amax") -> tuple[np.ndarray, np.n
 
 
 def _neighbors(value: np.float32, steps: int) -> list[np.float32]:
-    """A positive float32 and those up to `steps` beside it, finite ones."""
+    """The finite float32 numbers within `steps` of a positive one."""
     bits = int(np.float32(value).view(np.uint32)) + np.arange(-steps, steps + 1)
     return list(bits[(bits >= 0) & (bits < 0x7F800000)].astype(np.uint32).view(np.float32))
 
 
-# Every exponent where subnormals or the largest numbers begin to matter, and some between.
+# Every exponent at which subnormals or the largest numbers begin to matter, and some in between.
 EXPONENTS = [*range(-149, -100), -60, -13, -3, -2, -1, 0, 1, 2, 3, 9, 17, 64, *range(104, 128)]
 
 
 def decision_magnitudes(element: Element) -> np.ndarray:
-    """Largest magnitudes at which some rule changes the scale of a block, and those within two steps of it."""
+    """Largest magnitudes at which some rule changes the scale of a block, and the float32 numbers within two steps."""
     top = float(element.magnitudes[-1])
-    half = 2 - 2.0 ** -(element.mantissa_bits + 1)  # where `even` goes to the next octave
+    half = 2 - 2.0 ** -(element.mantissa_bits + 1)  # from here `even` rounds to the next octave
     points = [1.0, half, top / 2 ** floor_log2(element.magnitudes[-1]), 1.5]
     found = [v for e in EXPONENTS for p in points for v in _neighbors(np.float32(np.ldexp(p, e)), 2)]
     return np.unique(np.array(found, np.float32))
 
 
 def decision_blocks(element: Element, block: int = 32) -> np.ndarray:
-    """One block for each of `decision_magnitudes`, [blocks, block], with smaller values of many sizes beside it."""
+    """One block for each of `decision_magnitudes`, [blocks, block], with smaller values of many magnitudes beside
+    it."""
     largest = decision_magnitudes(element)
     rest = np.float32(0.99) * np.float32(0.7) ** np.arange(block, dtype=np.float32)
     x = largest[:, None] * (rest * np.where(np.arange(block) % 3 == 1, -1, 1)).astype(np.float32)
@@ -214,10 +216,10 @@ def decision_blocks(element: Element, block: int = 32) -> np.ndarray:
 
 
 def hard_blocks(element: Element = E2M1, block: int = 32) -> np.ndarray:
-    """Blocks of float32 values where rounding, scaling and special values are decided, [blocks, block].
+    """Float32 blocks at the decisions of rounding, scaling and special values, [blocks, block].
 
-    Every rounding boundary and code value and their neighbors one step away, under largest values around
-    powers of two over the whole exponent range; subnormals, outliers, zeros of both signs, NaN and infinity.
+    Every rounding boundary and code value, and their neighbors one step away, under largest values around powers of two
+    over the whole exponent range; subnormals, outliers, zeros of both signs, NaN and infinity.
     """
     values = element.magnitudes
     points = sorted({(a + b) / 2 for a, b in zip(values, values[1:])} | set(values))

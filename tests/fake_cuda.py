@@ -1,8 +1,8 @@
-"""A stand-in for `cuda.bindings.driver`: host memory for device memory, references for kernels.
+"""A stand-in for `cuda.bindings.driver`: host memory in place of device memory, references in place of kernels.
 
-It takes and returns what cuda-python does, so that driver.py and everything above it run without a GPU. Launches decode
-the packed parameters as a device would and run the reference of the declared kernel. Streams are as late as they may
-be: nothing in a stream happens before somebody waits for it, so that a missing dependency gives wrong numbers.
+It has the signatures of cuda-python, so that driver.py and everything above it run without a GPU. A launch decodes its
+packed parameters and runs the reference of the declared kernel. Streams run as late as possible: an operation in a
+stream runs only when the host or an awaited event requires it, so that a missing dependency gives wrong numbers.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ class Handle:
 
 
 class FakeCuda:
-    """The functions that driver.py uses. `fail` maps a function's name to the CUresult it gives."""
+    """The functions that driver.py uses. `fail` maps a function's name to the CUresult that it returns."""
 
     CUresult = real.CUresult
     CUdevice_attribute = real.CUdevice_attribute
@@ -59,7 +59,7 @@ class FakeCuda:
         self.local = threading.local()
         self.one_at_a_time = threading.RLock()
         self.streams = {}
-        self.homes = {}  # the context of each stream that was created here
+        self.homes = {}  # stream -> its context, for streams created here
         self.captures = {}
         self.programs = {}
         self.modules = set()
@@ -76,7 +76,7 @@ class FakeCuda:
             return value
 
         def call(*arguments):
-            if name == "cuStreamWaitEvent":  # its event may be recorded anew
+            if name == "cuStreamWaitEvent":  # keep the stream: the event may be recorded again
                 stream, event, flags = arguments
                 self.calls.append((name, (int(stream), SimpleNamespace(stream=event.stream), flags)))
             else:
@@ -86,7 +86,7 @@ class FakeCuda:
                 raise failing
             if failing is not None:
                 return failing, None
-            with self.one_at_a_time:  # what one thread has begun to do is not done for another
+            with self.one_at_a_time:  # calls are atomic among threads
                 result = value(*arguments)
             if isinstance(result, real.CUresult):
                 return result, None
@@ -99,7 +99,7 @@ class FakeCuda:
         """The functions called, in order."""
         return [name for name, _ in self.calls]
 
-    # What the driver says about itself and its devices.
+    # Facts of the driver and its devices.
 
     def cuInit(self, flags):
         assert flags == 0
@@ -157,7 +157,7 @@ class FakeCuda:
 
     def cuCtxRecordEvent(self, context, event):
         assert context in self.primaries
-        if self.captures:  # as cuda.h says, captures of the context end
+        if self.captures:  # cuda.h: this ends all captures of the context
             self.captures = {stream: None for stream in self.captures}
             return real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
         event.stream, event.points = (
@@ -174,7 +174,7 @@ class FakeCuda:
 
     def cuModuleLoadData(self, image):
         self._in_context()
-        is_fatbin = image[:4] == b"\x50\xed\x55\xba"  # which may hold text as it is
+        is_fatbin = image[:4] == b"\x50\xed\x55\xba"  # a fatbin may hold text uncompressed
         if not is_fatbin and bytes(image).endswith(b"\0") and b".version" in image[:400]:
             return self._loaded(ptx.parse(image[:-1].decode(), "loaded"))
         for portable in (False, True):
@@ -243,7 +243,7 @@ class FakeCuda:
         return self.total - sum(len(buffer) - 511 for buffer in self.memory.values()), self.total
 
     def library_pointer_attribute(self, target, attribute, address):
-        """cuPointerGetAttribute of the library itself, which writes where it is told."""
+        """cuPointerGetAttribute of the C library, which writes its result through a pointer."""
         assert attribute == int(real.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
         bases = [base for base in self.owners if base <= address.value]
         if not bases:
@@ -267,7 +267,7 @@ class FakeCuda:
     def cuMemcpyDtoH(self, host, address, nbytes):
         ctypes.memmove(host, address, nbytes)
 
-    # Streams and events: (what is done, what is still to do) of each stream; an event is a place in such a list.
+    # Streams and events: each stream is (operations done, operations to do); an event is a position in such a list.
 
     def _put(self, stream, action):
         stream = int(stream)
@@ -278,7 +278,7 @@ class FakeCuda:
             self.streams.setdefault(stream, ([], []))[1].append(action)
 
     def _run(self, stream, upto=None):
-        """Do what a stream has to do, up to a place in it."""
+        """Run the pending operations of a stream, up to a position."""
         done, todo = self.streams.setdefault(int(stream), ([], []))
         while todo and (upto is None or len(done) < upto):
             action = todo.pop(0)
@@ -395,20 +395,20 @@ class FakeCuda:
         self._put(stream, action)
 
     def _check_inside(self, address, array, what):
-        """An array that begins in an allocation ends in it."""
+        """Check that an array which begins inside an allocation also ends inside it."""
         first, last = np.lib.array_utils.byte_bounds(array)
         for base, buffer in self.memory.items():
             end = ctypes.addressof(buffer) + len(buffer)
             assert not base <= address < end or (base <= first and last <= end), f"{what} reaches beyond its allocation"
 
     def _run_reference(self, name, values):
-        """Run the declared kernel's body on the arrays at the addresses that were passed."""
+        """Run the declared kernel's Python body on the arrays at the addresses passed."""
         name = name.removesuffix(half_of(""))
         kernel = max((k for k in ptxrt.kernels().values() if name.startswith(k.name)), key=lambda k: len(k.name))
         member = next((m for m in kernel.unions if name.endswith(f"_{m}")), None)
         given = {(p.kind, p.name, p.dim): value for p, value in zip(kernel.parameters, values)}
         unit = max((u for u in kernel.units if name.startswith(u.name)), key=lambda u: len(u.name))
-        # Kernels of filled axes are told how much of a variant's size is there.
+        # Kernels of filled axes receive how much of the variant's size is used.
         axes = unit.variant | {
             axis: int.from_bytes(value, "little") for (kind, axis, _), value in given.items() if kind == "axis"
         }
@@ -426,8 +426,8 @@ class FakeCuda:
 
 
 def view(address, shape, dtype, strides=()):
-    """The memory at an address as a NumPy array; strides of the first axes in elements, those of others as in row-major
-    order."""
+    """The memory at an address as a NumPy array. `strides` are those of the first axes, in elements; the other axes are
+    row-major."""
     itemsize = np.dtype(dtype).itemsize
     strides = [*strides, *(prod(shape[i + 1 :]) for i in range(len(strides), len(shape)))]
     extent = sum((size - 1) * stride for size, stride in zip(shape, strides)) + 1 if 0 not in shape else 0

@@ -21,12 +21,12 @@ from ptxrt.ops.quantize import quantize_reference
 
 
 def exact(x: np.ndarray, format: str, rule: str | None = None, role: str = "") -> np.ndarray:
-    """An operand as it is."""
+    """An operand unchanged."""
     return x
 
 
 def rounded(x: np.ndarray, format: str, rule: str | None = None, role: str = "activations") -> np.ndarray:
-    """The values of an operand in a format, float64; nvfp4 has one level for activations, two for weights."""
+    """An operand rounded to a format, as float64; nvfp4 has one scale level for activations, two for weights."""
     x = np.asarray(x, np.float32)
     if format == "bf16":
         return x.astype(ml_dtypes.bfloat16).astype(np.float64)
@@ -35,9 +35,9 @@ def rounded(x: np.ndarray, format: str, rule: str | None = None, role: str = "ac
 
 
 def as_held(model, dtype: type = np.float64) -> Callable[[str, str, np.ndarray], np.ndarray]:
-    """The operands of an example's products: its weights as the model holds them, decoded; activations rounded here.
+    """The operands of an example model's products: weights decoded as the model holds them, activations rounded here.
 
-    For one forward, which takes the weights of each product layer by layer.
+    For a single forward pass, which takes the weights of each product layer by layer.
     """
     layer = dict.fromkeys(model.products.formats, 0)
 
@@ -66,8 +66,8 @@ def rmsnorm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def turned(x: np.ndarray, positions: np.ndarray, base: float, style: str = "pairs") -> np.ndarray:
-    """x [tokens, heads, dim] with value 2 i and 2 i + 1 ("halves": i and i + dim / 2) turned by position base^(-2 i /
-    dim)."""
+    """x [tokens, heads, dim] rotated: values 2 i and 2 i + 1 ("halves": i and i + dim / 2) by the angle position *
+    base^(-2 i / dim)."""
     dim = x.shape[-1]
     angle = positions[:, None, None] * base ** (-2 * np.arange(dim // 2) / dim)
     first, second = (
@@ -87,8 +87,9 @@ def language_model(
     style: str = "pairs",
     dtype: type = np.float64,
 ) -> np.ndarray:
-    """Logits, float64 [tokens, vocabulary]. operand(product, role, x): an operand as it is multiplied, role
-    "activations" or "weights". dtype: float32 takes half the time, where formats make a thousand times its error."""
+    """Logits, float64 [tokens, vocabulary]. operand(product, role, x) returns an operand as it is multiplied; role is
+    "activations" or "weights". dtype float32 halves the time, for formats whose rounding errors are a thousand times
+    larger."""
     operand = operand or (lambda product, role, x: x)
     get = lambda name: np.asarray(read(name), dtype)
     multiply = lambda product, x, w: operand(product, "activations", x) @ operand(product, "weights", w).T
@@ -109,7 +110,7 @@ def language_model(
             heads.append(softmax(scores) @ v[:, head // group])
         x = x + multiply("out", np.concatenate(heads, axis=1), w("attn_output"))
         y = rmsnorm(x, w("ffn_norm"), c["eps"])
-        # Gate and up in turn, so that a scale of the whole matrix is that of both.
+        # Gate and up are interleaved, so that a scale of the whole matrix covers both.
         both = multiply("gate_up", y, np.stack([w("ffn_gate"), w("ffn_up")], axis=1).reshape(-1, y.shape[1]))
         gate, up = both[:, ::2], both[:, 1::2]
         x = x + multiply("down", gate / (1 + np.exp(-gate)) * up, w("ffn_down"))
@@ -129,13 +130,13 @@ def from_gguf_blocks(data: np.ndarray, kind: str) -> np.ndarray:
     if kind == "Q8_0":
         return (d * blocks[:, 2:].view(np.int8)).reshape(len(data), -1)
     m = blocks[:, 2:4].copy().view(np.float16).astype(np.float32)
-    q = np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], axis=1)  # the low halves are the first 16 values
+    q = np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], axis=1)  # low nibbles are the first 16 values
     return (d * q + m).reshape(len(data), -1)
 
 
 def byte_pairs(text: str, words: dict[str, int], merges: dict[tuple[str, str], int]) -> list[int]:
-    """Token ids of a text without special tokens: digits alone, words with the space before them, bytes merged in order
-    of rank."""
+    """Token ids of a text without special tokens: single digits; words with the preceding space; byte pairs merged in
+    order of rank."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
     letter = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
@@ -152,8 +153,8 @@ def byte_pairs(text: str, words: dict[str, int], merges: dict[tuple[str, str], i
 
 
 def _pieces(text: str) -> list[str]:
-    """Digits one by one; between them contractions, runs of letters and of other signs with a space before, and white
-    space."""
+    """Split a text into single digits and, between them, contractions, runs of letters or of other characters with one
+    space before, and white space."""
     pieces, i = [], 0
     kind = lambda ch: (
         "space"
@@ -176,7 +177,7 @@ def _pieces(text: str) -> list[str]:
         while i < len(text) and kind(text[i]) == "space":
             i += 1
         follows = i < len(text) and kind(text[i]) != "digit"
-        if i > start and follows:  # the last blank goes with the word, other white space does not
+        if i > start and follows:  # the last space joins the next word; other white space does not
             cut = i - 1 if text[i - 1] == " " or i - start > 1 else i
             if cut > start:
                 pieces.append(text[start:cut])
@@ -212,7 +213,7 @@ def layernorm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float) -
 def encoder(
     ids, read: Callable[[str], np.ndarray], c, *, operand: Callable[[str, str, np.ndarray], np.ndarray] | None = None
 ) -> np.ndarray:
-    """The embedding of one text, float64 [width], of length 1: the mean of its tokens."""
+    """The embedding of one text, float64 [width]: the mean of its tokens, normalized to length 1."""
     operand = operand or (lambda product, role, x: x)
     get = lambda name: np.asarray(read(name), np.float64)
     linear = lambda product, x, *names: (
@@ -241,8 +242,7 @@ def encoder(
 
 
 def word_pieces(text: str, vocabulary: dict[str, int]) -> list[int]:
-    """Token ids of a text with [CLS] before and [SEP] behind: small letters without accents, longest known pieces
-    first."""
+    """Token ids of a text with [CLS] before and [SEP] after: lower case without accents, longest known piece first."""
     text = "".join(ch for ch in unicodedata.normalize("NFD", text.lower()) if unicodedata.category(ch) != "Mn")
     words = "".join(
         f" {ch} " if unicodedata.category(ch)[0] == "P" or ch in "$+<=>^`|~" or "\u4e00" <= ch <= "\u9fff" else ch

@@ -1,13 +1,13 @@
 #!/bin/sh
-# The GPU side of the proof, on a machine with an NVIDIA GPU: the suite, compute-sanitizer, the timings. ptxrt/modules must
-# have been built (here or elsewhere). Usage: sh tests/on_gpu.sh [suite|sanitize|time]..., all of them by default.
+# The checks that need an NVIDIA GPU: the test suite, compute-sanitizer, the timings. ptxrt/modules must have been built,
+# here or elsewhere. Usage: sh tests/on_gpu.sh [suite|sanitize|time]..., all of them by default.
 set -eu
 cd "$(dirname "$0")/.."
 export PYTHONPATH=. PYTHONUNBUFFERED=1
 steps=${*:-suite sanitize time}
 python=${PYTHON:-python3}
 
-# Units that were built for tests without a GPU lack the code for it; where all is there this takes no compiler.
+# A build for tests without a GPU lacks the GPU's code; a complete build needs no compiler here.
 $python build.py
 
 for step in $steps; do
@@ -18,8 +18,8 @@ for step in $steps; do
     sanitize)
         for tool in memcheck racecheck initcheck synccheck; do
             echo "== compute-sanitizer $tool"
-            # Every array its own allocation, so that uses past its end or its life are seen.
-            # Sixteen processes, each with a part of the cases: most of the time goes into instrumenting code, on the host.
+            # PTXRT_POOL=0 gives every array its own allocation, so that accesses out of bounds or after free are found.
+            # Sixteen processes share the cases: most of the time goes into instrumenting code on the host.
             start=$(date +%s) pids=
             for part in $(seq 0 15); do
                 PTXRT_POOL=0 PTXRT_MACHINE=portable PTXRT_PART=$part/16 compute-sanitizer --tool $tool --error-exitcode 9 \

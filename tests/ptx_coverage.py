@@ -2,21 +2,20 @@
 
 Arguments go to pytest in place of TESTS. Three figures for each kernel, of its native and of its portable text:
 
-- lines: the share of PTX lines that ran. A line counts once per entry that holds it, and nvcc writes a source line many
-  times: into every variant, element type and unrolled copy, with remainders for trip counts that no tile has. Kernels
-  in variants are therefore far below 100 % where each option is tested in one variant, and nothing is asked of this
-  figure.
-- places: the share of places that ran, in any entry, variant or copy. A place is an operation that touches memory,
-  meets other threads or computes in floating point, with its source line in kernels_cu and the lines which that was
-  inlined at, up to the entry: a function called twice, for masked tiles and for plain ones, has its places twice. A
-  line that has integers and moves alone is one place; elsewhere they are how nvcc finds addresses. 100 % is wanted but
-  for EXPLAINED.
-- entries: those that were launched, out of all. All are wanted.
+- lines: the share of PTX lines that ran. A line counts once per entry. nvcc emits a source line many times: for every
+  variant, element type and unrolled copy, with remainder loops for trip counts that no tile has. Each option is tested
+  in one variant, so kernels with variants stay far below 100 %. This figure has no threshold.
+- places: the share of places that ran in any entry, variant or copy. A place is an operation that accesses memory,
+  synchronizes with other threads or computes in floating point, with its source line in kernels_cu and the lines it was
+  inlined at, up to the entry. A function called for masked and for plain tiles thus has its places twice. A line of
+  integer operations and moves alone is one place; in other lines these compute addresses and do not count. All places
+  except those of EXPLAINED must run.
+- entries: the entries that were launched. All must be.
 
-The exit code is 1 where the tests fail, an entry never ran, a place never ran that EXPLAINED does not name, or
-EXPLAINED names what does run.
+The exit code is 1 if the tests fail, if an entry never ran, if a place never ran that EXPLAINED does not name, or if
+EXPLAINED names a place that does run.
 
-docs/emulator.md says what this does not see.
+docs/emulator.md lists what this does not measure.
 """
 
 import fnmatch
@@ -42,7 +41,7 @@ from ptxrt.ptx.ir import Instruction  # noqa: E402
 from ptxrt.ptx.parse import body, parse  # noqa: E402
 
 COUNTS = ROOT / ".coverage-ptx"
-# The files whose tests launch the collection's kernels for their results; all others test what is around them.
+# The test files that launch the collection's kernels for their results; the other files test code around them.
 TESTS = ["kernels", "quantize", "attention", "attention_blocks", "attention_mxfp4_bf16_in_kernel", "operands", "probes"]
 OPERATION = re.compile(
     r"(?!ld\.param|mov|selp|setp)((ld|st|atom|red|cp|ldmatrix|mma|shfl|vote|match|redux|bar|barrier|mbarrier|elect|trap)\b|.*\.([bt]?f\d+|e\dm\d)(x\d)?\b)"
@@ -50,12 +49,12 @@ OPERATION = re.compile(
 
 
 class Explained(NamedTuple):
-    """Places that no test runs, and why: of the kernels that match `kernels`, in the texts named, with `source` in
+    """Places that no test runs, and why: in the kernels that match `kernels`, in the PTX texts named, with `source` in
     their lines."""
 
     kernels: str
     texts: str  # "native", "portable" or both
-    source: str  # a piece of the source line, or pieces of it and of lines it was inlined at, as "inner < outer"
+    source: str  # a part of the source line, or parts of it and of lines it was inlined at, as "inner < outer"
     why: str
 
 
@@ -113,8 +112,8 @@ EXPLAINED = [
 
 
 class Place(NamedTuple):
-    """An operation of a source line, FILE:LINE, and the lines it was inlined at, innermost first; or "" and the line
-    alone."""
+    """An operation of a source line, FILE:LINE, and the lines it was inlined at, innermost first; for a line of integer
+    operations and moves alone, "" and the line."""
 
     operation: str
     path: tuple[str, ...]
@@ -127,14 +126,14 @@ class Place(NamedTuple):
 
 @dataclass
 class Coverage:
-    """What ran of the entries of one kernel, native or portable."""
+    """What ran in the entries of one kernel, native or portable."""
 
-    lines: Counter = field(default_factory=Counter)  # {whether they ran: PTX lines}
-    entries: dict[str, bool] = field(default_factory=dict)  # whether it ran
+    lines: Counter = field(default_factory=Counter)  # {whether a line ran: number of PTX lines}
+    entries: dict[str, bool] = field(default_factory=dict)  # whether each entry ran
     places: dict[Place, bool] = field(default_factory=dict)
 
     def add(self, module, entry: str, executed: dict[int, int]) -> None:
-        """Add an entry of a parsed text, given the executions of its lines."""
+        """Add an entry of a parsed text, given how often each of its lines was executed."""
         self.entries[entry] = any(executed.values())
         ran = {}
         for statement in body(module, module.functions[entry]).statements:
@@ -145,7 +144,7 @@ class Coverage:
         self.lines.update(ran.values())
 
     def counted(self) -> dict[Place, bool]:
-        """The places, less the integers and moves of lines that have operations."""
+        """The places, without integer operations and moves of lines that have a counted operation."""
         operate = {place.path[0] for place in self.places if place.operation}
         return {place: ran for place, ran in self.places.items() if place.operation or place.path[0] not in operate}
 
@@ -159,11 +158,12 @@ class Coverage:
 
 
 def place_of(module, instruction) -> Place | None:
-    """Where an instruction stands in the sources; None for one that nvcc gives no line.
+    """The place of an instruction in the sources; None if nvcc gives it no line.
 
-    Left out of the path: CUDA's headers and the files at the top of kernels_cu, which are the entry's own lines, so
-    that entries of different types have the same places, and loops at compile time; and what lies between two
-    occurrences of one line, since a text does not always say which of the copies of a line something was inlined at.
+    The path leaves out CUDA's headers and the files at the top of kernels_cu: those are the entries themselves, so that
+    entries of different types, and copies of compile-time loops, have the same places. It also leaves out what lies
+    between two occurrences of one line, since a text does not always tell at which copy of a line something was
+    inlined.
     """
     location, path = instruction.location, []
     while location is not None and location.line:
@@ -183,7 +183,7 @@ def place_of(module, instruction) -> Place | None:
 
 @cache
 def source_line(name: str) -> str:
-    """The text of FILE:LINE, "" where there is none."""
+    """The source text of FILE:LINE, or "" if there is none."""
     file, line = name.rsplit(":", 1)
     path = ROOT / file
     lines = path.read_text().splitlines() if path.is_file() else []
@@ -191,7 +191,7 @@ def source_line(name: str) -> str:
 
 
 def explains(explained: Explained, kernel: str, text: str, place: Place) -> bool:
-    """Whether an explanation is of this place: its pieces stand in lines of the path, in order."""
+    """Whether an explanation applies to a place: its parts occur in lines of the path, in order."""
     if not fnmatch.fnmatchcase(kernel, explained.kernels) or text not in explained.texts.split():
         return False
     lines = map(source_line, place.path)
@@ -199,7 +199,7 @@ def explains(explained: Explained, kernel: str, text: str, place: Place) -> bool
 
 
 def run_tests(arguments):
-    """Run pytest with counting, a process to a core, eight at most; return its exit code."""
+    """Run pytest with counting, one process per core, at most eight; return its exit code."""
     shutil.rmtree(COUNTS, ignore_errors=True)
     environment = {**os.environ, "PTXRT_COVERAGE": str(COUNTS)}
     processes = ["--quiet", "--numprocesses", "auto", "--maxprocesses", "8", "--dist", "worksteal", "-m", "not gpu"]
@@ -207,12 +207,12 @@ def run_tests(arguments):
         *(f"tests/test_{name}.py" for name in TESTS),
         "-k",
         "not hardware_arithmetic",
-    ]  # the same lines again
+    ]  # these run the same lines again
     return subprocess.run([sys.executable, "-m", "pytest", *processes, *chosen], cwd=ROOT, env=environment).returncode
 
 
 def kernel_coverage(kernel, counts, portable: bool) -> Coverage:
-    """What ran of one kernel."""
+    """What ran in one kernel."""
     found = Coverage()
     for unit in kernel.units:
         path = units.text_path(unit.name, portable)
@@ -224,7 +224,7 @@ def kernel_coverage(kernel, counts, portable: bool) -> Coverage:
 
 
 def report(coverages, explanations) -> list[str]:
-    """Print the table of {(text, kernel): Coverage}, and what of it is explained; return what is wrong."""
+    """Print the table of {(text, kernel): Coverage} and which gaps are explained; return the errors."""
     wrong, used, before = [], Counter(), None
     for (text, kernel), found in coverages.items():
         if text != before:

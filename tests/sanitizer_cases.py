@@ -1,10 +1,11 @@
 """Choose the cases that tests/on_gpu.sh runs under compute-sanitizer: `make sanitizer-cases`.
 
-Every declared case runs on the emulator, on the portable text, which is what a GPU without block-scaled MMAs runs.
-Counted are the instructions that its threads execute and the places (see ptx_coverage.py) at which it touches memory or
-threads meet: sanitizers see nothing else. Chosen are few cases that are small together and reach every such place that
-any case reaches: each time the one that reaches the most new places for what it costs, and in the end none whose places
-the others reach, too. They are written to sanitizer_cases.txt, a kernel and a case to a line, the smallest first.
+Every declared case runs on the emulator in the portable PTX text, which GPUs without block-scaled MMAs run. The script
+counts the instructions that its threads execute and the places (see ptx_coverage.py) at which it accesses memory or
+synchronizes threads: sanitizers check nothing else. It chooses a cheap set of cases that covers every such place that
+any case reaches. The choice is greedy: each step takes the case with the most new places per cost, and a final pass
+drops cases whose places the others cover. The result goes to sanitizer_cases.txt, one kernel and case per line, the
+cheapest first.
 
     python tests/sanitizer_cases.py [--jobs N]
 """
@@ -26,19 +27,19 @@ sys.path.insert(0, str(ROOT))
 TOUCHES = re.compile(
     r"(?!ld\.param)(ld|st|atom|red|cp|ldmatrix|stmatrix|shfl|vote|match|redux|bar|barrier|mbarrier|elect)\b"
 )
-# What a case costs beside its instructions, in instructions: a launch, and the instrumentation of its unit's code.
+# Fixed cost of a case, in instructions: of a launch, and per PTX line of its unit, for instrumenting the code.
 LAUNCH, PTX_LINE = 2_000_000, 200
 
 
 def cases():
-    """Every (kernel, id of a case)."""
+    """(kernel, case id) of every declared case."""
     import ptxrt
 
     return [(kernel.name, case.id) for kernel in ptxrt.kernels().values() for case in kernel.cases]
 
 
 def chosen() -> list[tuple[str, str]]:
-    """The cases that were chosen, as the file names them."""
+    """The chosen cases, as listed in the file."""
     return [
         (name, case)
         for name, _, case in (line.partition(" ") for line in CHOSEN.read_text(encoding="utf-8").splitlines())
@@ -54,7 +55,7 @@ def _module(path: Path):
 
 @cache
 def _places(path: Path, entry: str) -> dict:
-    """{PTX line of an entry: the source lines of its place}, of lines that touch memory or where threads meet."""
+    """{PTX line of an entry: path of its place}, for lines that access memory or synchronize threads."""
     from ptx_coverage import place_of
     from ptxrt.ptx.ir import Instruction
     from ptxrt.ptx.parse import body
@@ -72,7 +73,7 @@ def measure(kernel_name: str) -> list[tuple[str, str, int, set]]:
     from ptxrt.emulator.check import collector, line_counts
 
     kernel, found = ptxrt.kernels()[kernel_name], []
-    # Counts go on growing; this process may have run other kernels before.
+    # Counts accumulate; this process may have run other kernels before.
     before = {(unit, entry, id(code)): list(counts) for unit, entry, code, counts in collector().entries}
     for case in kernel.cases:
         with ptxrt.using("emulator", ptx="portable", checks=False):
@@ -93,7 +94,7 @@ def measure(kernel_name: str) -> list[tuple[str, str, int, set]]:
 
 
 def cover(measured: list[tuple[str, str, int, set]]) -> list[tuple[str, str, int, set]]:
-    """Few cases that are small together and reach every place."""
+    """A cheap set of cases that covers every place."""
     left, taken = set().union(*(places for *_, places in measured)), []
     while left:
         best = max(measured, key=lambda case: len(case[3] & left) / case[2])

@@ -1,15 +1,15 @@
-"""What ptxas made of each kernel, read from its machine code: `make sass` prints it, test_sass.py compares it with the
-record.
+"""Figures of each kernel's machine code: `make sass` prints them, test_sass.py compares them with the record.
 
-For every entry and target: registers, spilled bytes, shared memory, calls (the slow paths of divisions and the like),
-byte-wide accesses to shared memory, and the instructions of its steady path: of a kernel with matrix instructions the
-loop that holds most of them, counted per matrix instruction; of all others the loop, or else the straight line, that
-moves most bytes of global memory, counted per element, or per byte where an entry has no type in its name. Where a path
-forks, it is the way that does all the work in the fewest instructions. A loop inside the path counts once.
+For every entry and target: registers, spilled bytes, shared memory, calls (slow paths, for example of divisions),
+byte-wide accesses to shared memory, and the instructions of the steady path. In a kernel with matrix instructions the
+steady path is the loop that holds most of them, and instructions count per matrix instruction. In any other kernel it
+is the loop, or else the straight-line code, that moves most bytes of global memory; instructions count per element, or
+per byte if the entry's name has no type. Where the path forks, it follows the branches that do all the work in the
+fewest instructions. A loop inside the path counts once.
 
-Instructions are those of a warp, an element is one of a lane: 1.0 per element means 32 elements for each issued
-instruction. `python tests/sass.py --record` writes sass_figures.json: the figures, and a digest of the native code of
-each unit that they were read from, by which code is known that need not be read again.
+Instructions count per warp and elements per lane: 1.0 per element means 32 elements for each issued instruction.
+`python tests/sass.py --record` writes sass_figures.json: the figures, and a digest of each unit's native code. The
+tests do not read code again whose digest is the recorded one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 
 @dataclass(frozen=True)
 class Figures:
-    """What the machine code of one entry is like on one target."""
+    """Figures of one entry's machine code on one target."""
 
     registers: int
     spill_bytes: int
@@ -59,8 +59,8 @@ class Figures:
     calls: int
     byte_wide_shared: int
     looped: bool  # whether the steady path is a loop
-    work: float  # of the path: matrix instructions, elements, or bytes
-    per: str  # what `work` counts: "mma", "element", or "byte" where an entry's name ends with no type
+    work: float  # of the path: number of matrix instructions, elements, or bytes
+    per: str  # unit of `work`: "mma", "element", or "byte" if the entry's name ends with no type
     global_bytes: int  # that a lane moves on the path
     instructions: Counter  # of the path, by class
 
@@ -75,7 +75,7 @@ class Figures:
         return 32 * self.global_bytes / self.instructions.total() * SMS * SCHEDULERS * GIGAHERTZ
 
     def recorded(self) -> dict:
-        """The part that the record keeps."""
+        """The figures that the record keeps."""
         return {
             "registers": self.registers,
             "spill_bytes": self.spill_bytes,
@@ -87,14 +87,14 @@ class Figures:
 
 
 def figures_of(entry: str, code: list[Instruction], usage: dict, dynamic_shared: int) -> Figures:
-    """The figures of an entry from its machine code and what ptxas said of it."""
+    """The figures of an entry, from its machine code and from the resource usage that ptxas reported."""
     path, looped = steady_path(code)
     moved = [sum(i.global_bytes for i in path if i.stores == stores) for stores in (False, True)]
     if work := sum(instruction.kind == "mma" for instruction in path):
         per = "mma"
     elif element := ELEMENT_BYTES.get(entry.rpartition("_")[2]):
-        # The wider side is the elements, which a lane has in fours; what is beyond is a number for all, such as a
-        # global scale.
+        # Elements are the wider of loads and stores. A lane has a multiple of four; the remainder is a value common to
+        # all lanes, such as a global scale.
         per, work = "element", max(moved) // element // 4 * 4 or max(moved) / element
     else:
         per, work = "byte", max(moved)
@@ -152,7 +152,7 @@ def table(arch: str, figures: dict[str, Figures], per: str) -> list[list[str]]:
 
 
 def code_of(unit, modules: Path = build.MODULES) -> str:
-    """A digest of the native code of a built unit, and of the files that read it."""
+    """A digest of a unit's native code and of the files that read it."""
     readers = Path(__file__).read_bytes() + Path(listing.__file__).read_bytes()
     return hashlib.sha256(readers + build.assembled(unit, modules)["cubins"][NATIVE].encode()).hexdigest()
 
@@ -164,7 +164,7 @@ def read_record() -> tuple[dict[str, dict[str, dict]], dict[str, str]]:
 
 
 def write_record(figures: dict[str, dict[str, dict]], code: dict[str, str]) -> None:
-    """Write sass_figures.json, an entry or unit to a line."""
+    """Write sass_figures.json, one entry or unit per line."""
     parts = []
     for part, found in (figures | {"code": code}).items():
         lines = [f'  "{name}": {json.dumps(value)}' for name, value in sorted(found.items())]
@@ -209,13 +209,13 @@ def main() -> int:
         if options.only:
             print("--record takes all kernels: leave --only out", file=sys.stderr)
             return 1
-        # Code in which a test finds an opcode without a class is not known: it is read until the class is there.
+        # A unit with an opcode of no known class gets no digest, so that tests read it until the opcode has a class.
         unclear = {entry for entry, f in figures[NATIVE].items() if f.instructions["other"]}
         code = {unit.unit: code_of(unit) for unit in units if not unclear & set(entries[unit.unit])}
         recorded = {arch: {entry: f.recorded() for entry, f in figures[arch].items()} for arch in archs}
         known, there = read_record()[0], set().union(*entries.values())
         for arch in set(ARCHS) - set(archs):
-            # Half blocks are entries of some targets alone.
+            # Half blocks are entries of some targets only.
             recorded[arch] = {entry: f for entry, f in known[arch].items() if entry.removesuffix("_half") in there}
         write_record({arch: recorded[arch] for arch in ARCHS}, code)
         print(f"wrote {RECORD}")

@@ -1,4 +1,5 @@
-"""Scripts of the root and of docs/ as modules: they belong to no package, and other packages have their names."""
+"""Load scripts of the root and of docs/ as modules: they are in no package, and their names clash with other
+packages."""
 
 import importlib.util
 import sys
@@ -11,8 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @cache
 def script(path: str) -> ModuleType:
-    """Return a script, named from the root as in "docs/pages.py", as a module: one for a process."""
+    """Return a script as a module, loaded once per process. `path` is relative to the root, as in "docs/pages.py"."""
     spec = importlib.util.spec_from_file_location(f"script_{Path(path).stem}", ROOT / path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look up their module by name
     spec.loader.exec_module(module)
     return module

@@ -1,7 +1,7 @@
 """One-line bugs for a copy of kernels_cu, by the part of the kernels that they break.
 
-Each is a mistake that was made somewhere, or that a tired author would make. test_seeded_bugs.py compiles each and
-expects a wrong result or a fault.
+Each is a mistake that happened somewhere or is easy to make. test_seeded_bugs.py compiles each and expects a wrong
+result or a fault.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Bug:
-    """Replace `old`, which stands exactly once in `file`, by `new`; `kernel` is the one that must fail.
+    """Replace `old`, which occurs exactly once in `file`, by `new`; the checks of `kernel` must fail.
 
-    Where `old` has spaces, the file may have any, and line breaks.
+    A space in `old` matches any white space in the file, including line breaks.
     """
 
     part: str
@@ -28,7 +28,7 @@ class Bug:
         return f"{self.part}-{self.name}"
 
     def planted_in(self, text: str) -> str:
-        """The text of the file with the bug in it."""
+        """The text of the file with the bug."""
         changed, count = re.subn(r"\s+".join(map(re.escape, self.old.split())), lambda _: self.new, text)
         assert count == 1, f"{self}: its line stands {count} times in {self.file}, where once is right"
         return changed
@@ -178,7 +178,7 @@ BUGS = [
         "plain_sixth(amax) : amax * 0.25f",
         "plain_sixth(amax) : amax * 0.2f",
     ),
-    # The end that kernels share
+    # The epilogue that kernels share
     Bug(
         "ending",
         "scale_of_half_a_block",
@@ -908,7 +908,7 @@ BUGS = [
         "first + i < cols ? float(source[i * x.column]) : 0.0f",
         "first + i < width ? float(source[i * x.column]) : 0.0f",
     ),
-    # Caches in pages
+    # Paged caches
     Bug(
         "cache",
         "the_last_token_of_a_slot_wins",
@@ -1087,7 +1087,7 @@ BUGS = [
         "end_node = min(first_node + run, cached.nodes)",
         "end_node = min(first_node + 1, cached.nodes)",
     ),
-    # Operands: what is read first, and packing
+    # Operands: reductions before quantization, and packing
     Bug(
         "operands",
         "mean_added",

@@ -1,4 +1,4 @@
-"""Small models of the examples' classes, drawn at random, and the real ones where they are, for the tests of both."""
+"""Small models of the examples' classes with random weights, and the real models where they are installed."""
 
 import functools
 import hashlib
@@ -17,7 +17,7 @@ BF16 = ml_dtypes.bfloat16
 
 
 class Letters:
-    """A tokenizer whose tokens are signs; the last ids stand for what the chat template names."""
+    """A tokenizer with one token per character; the last ids stand for the special tokens of the chat template."""
 
     def __init__(self, vocabulary: int):
         self.end = vocabulary - 1
@@ -35,7 +35,7 @@ class Letters:
 
 
 def drawn(name: str, config: dict, shapes: dict, seed: int) -> weights.Weights:
-    """Weights drawn at random: matrices that keep the size of what they multiply, norms about 1."""
+    """Random weights: matrices that preserve the magnitude of their input, norms about 1."""
     rng = np.random.default_rng(seed)
     tensors = {}
     for key, shape in shapes.items():
@@ -99,7 +99,7 @@ TEXT = [(7 * i * i + 3 * i) % 199 for i in range(40)]
 
 @pytest.fixture(autouse=True)
 def folder_of_quantized_weights(tmp_path, monkeypatch):
-    """Nothing is kept in the user's folder."""
+    """Keep quantized weights in a temporary folder, not in the user's."""
     monkeypatch.setenv("PTXRT_CACHE", str(tmp_path / "kept"))
     return tmp_path / "kept"
 
@@ -109,7 +109,7 @@ def relative_l2(got, want) -> float:
 
 
 def operands(model):
-    """How a model multiplies, for the reference, all in NumPy."""
+    """How a model multiplies, for the reference, in NumPy."""
 
     def operand(product, role, x):
         format = model.products.formats.get(product, ("bf16", "bf16"))[role == "weights"]
@@ -120,7 +120,7 @@ def operands(model):
 
 @pytest.fixture(scope="module")
 def real():
-    """The weights of both models, each read once."""
+    """The weights of both real models, each read once."""
 
     @functools.lru_cache
     def opened(module):

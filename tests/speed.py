@@ -1,10 +1,9 @@
-"""What the static model gives for the kernels, recorded: `make speed` compares it with the record, test_speed.py a few
-entries.
+"""Compare the static model's figures of the kernels with their record: `make speed` all, test_speed.py a few entries.
 
-`python tests/speed.py` simulates every entry of attention, quantizers, packers at head dimension 128, products and
-producers, and lists those that fell behind speed_figures.json by more than MARGIN. With --record it writes the file, of
-which docs/speed.py makes docs/speed.md; what is recorded for the H200 stays where a quick build has no code for it.
-Some minutes of a core.
+`python tests/speed.py` simulates every entry of attention, quantizers, packers at head dimension 128, matrix products
+and the kernels between products. It lists the entries that fell behind speed_figures.json by more than MARGIN. With
+--record it writes that file, from which docs/speed.py generates docs/speed.md; figures of the H200 stay as recorded if
+a quick build has no code for it. A run takes some minutes on one core.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ from ptxrt.speed import (  # noqa: E402
 
 RECORD = Path(__file__).with_name("speed_figures.json")
 NATIVE = build.TARGETS[0].cubins[0]
-MARGIN = 0.02  # by which an entry may fall: between two versions of one kernel, over the same starts, 2 % counts
-FIRST = "RTX 5090"  # for which every path is recorded, of other cards the plain one alone
+MARGIN = 0.02  # the fall that an entry may have: with equal starts, 2 % between two versions of a kernel is significant
+FIRST = "RTX 5090"  # every path is recorded for this card, only the plain one for others
 GROUPS = ("attention", "quantize", "pack", "gemm", "norm", "gate", "activate")
-ALL_WAYS = (64, 128, 256)  # the head dimensions at which every way of a tile is recorded
-HEADLINE = 128  # the head dimension at which launches and doubts are recorded, and packers
+ALL_WAYS = (64, 128, 256)  # the head dimensions at which every path of a tile is recorded
+HEADLINE = 128  # the head dimension at which launches, doubts and packers are recorded
 
-# Times of docs/benchmarks.md's shapes on an H200, milliseconds, as that page gives them.
+# Measured TFLOPS of whole launches on an H200, for shapes of docs/benchmarks.md.
 MEASURED = {
     "attention_bf16_dim128_dim_v128_bf16": {
         "b4 h32 s2048": 384.7,
@@ -60,13 +59,12 @@ MEASURED = {
     "attention_nvfp4_dim128_dim_v128": {"b4 h32 s2048": 192.7, "b4 h32 s2048 causal": 173.5},
     "attention_mxfp4_dim128_dim_v128": {"b4 h32 s2048": 175.6, "b4 h32 s2048 causal": 156.1},
 }
-# The rate of m16n8k16 that `mma_rate_bf16` reaches there (docs/benchmarks.md), in cycles, in place of that of the table
-# of rates.
+# Cycles of m16n8k16 at the rate that `mma_rate_bf16` reaches on the H200 (docs/benchmarks.md), in place of the table's.
 MEASURED_MMA = 4096 * 4 * 132 * 1.83e9 / 546e12
 
 
 def wanted(unit) -> bool:
-    """Whether a unit's figures are recorded."""
+    """Whether the record has a unit's figures."""
     if unit.unit.split("_")[0] not in GROUPS or unit.unit.startswith(
         ("attention_few", "attention_paged", "attention_merge")
     ):
@@ -75,7 +73,7 @@ def wanted(unit) -> bool:
 
 
 def units() -> list:
-    """The units whose figures are recorded."""
+    """The units in the record."""
     return [unit for unit in build.find_units(build.SOURCES) if wanted(unit)]
 
 
@@ -85,18 +83,18 @@ def code_of(unit: str) -> str:
 
 
 def model_digest() -> str:
-    """A digest of the files that the figures come from."""
+    """A digest of the static model's source files."""
     folder = ROOT / "ptxrt" / "speed"
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))).hexdigest()
 
 
 def compact(speed) -> list[float]:
-    """Mean, lowest and highest."""
+    """[mean, lowest, highest]."""
     return [round(x, 1) for x in (speed.speed, speed.lowest, speed.highest)]
 
 
 def figures_of(entry: Entry) -> dict:
-    """What the record keeps of an entry."""
+    """The recorded figures of an entry."""
     machine = Machine(CARDS[FIRST])
     ways = TILE_WAYS if entry.is_attention and entry.dims in [(dim, dim) for dim in ALL_WAYS] else ("plain",)
     speeds = speeds_of(entry, machine, ways)
@@ -114,7 +112,7 @@ def figures_of(entry: Entry) -> dict:
     }
     found["cards"] = {}
     for name, card in CARDS.items():
-        if name not in (FIRST, "H200") and plain.unit == "TFLOPS":  # what streams is bound by memory everywhere
+        if name not in (FIRST, "H200") and plain.unit == "TFLOPS":  # others are bound by memory on every card
             speed = speeds_of(entry, Machine(card), ("plain",))["plain"]
             found["cards"][name] = [*compact(speed), round(speed.peak, 1)]
     if entry.is_attention and plain.unit == "TFLOPS" and entry.dims == (HEADLINE, HEADLINE):
@@ -125,7 +123,8 @@ def figures_of(entry: Entry) -> dict:
 
 
 def on_h200(entry: Entry) -> dict:
-    """Whole launches on the H200 by the table of rates, by the measured rate of its MMA, and as measured."""
+    """TFLOPS of whole launches on the H200: modelled with the table of rates and with the measured MMA rate, and
+    measured."""
     found = {}
     for name, machine in (
         ("model", Machine(CARDS["H200"])),
@@ -150,13 +149,13 @@ def fallen(figures: dict, recorded: dict) -> list[str]:
 
 
 def read_record() -> dict:
-    """speed_figures.json; parts of it are empty where there is none yet."""
+    """The contents of speed_figures.json; empty parts if the file does not exist."""
     empty = {"model": "", "code": {}, "entries": {}, "H200": {}}
     return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else empty
 
 
 def write_record(record: dict) -> None:
-    """Write speed_figures.json, an entry or unit to a line."""
+    """Write speed_figures.json, one entry or unit per line."""
     parts = [f' "model": "{record["model"]}"']
     for part in ("code", "entries", "H200"):
         lines = [f'  "{name}": {json.dumps(value)}' for name, value in sorted(record[part].items())]

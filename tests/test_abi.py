@@ -18,7 +18,7 @@ UNITS = [unit for kernel in ptxrt.kernels().values() for unit in kernel.units]
 
 
 class Text:
-    """A parsed text in the place of a loaded module."""
+    """A parsed text in place of a loaded module."""
 
     def __init__(self, unit, portable):
         path = units.text_path(unit.name, portable)
@@ -28,7 +28,7 @@ class Text:
 
 
 def whole_blocks(entries):
-    """The entries that are not those of half blocks, which some targets have."""
+    """The entries without those of half blocks, which only some targets have."""
     return [name for name in entries if not name.endswith(half_of(""))]
 
 
@@ -68,7 +68,7 @@ def test_records_name_the_variant(unit):
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_what_other_gpus_run_has_the_same_parameters(unit):
-    """The compute_80 text is not kept: GPU machines know its entries from the record alone."""
+    """The compute_80 text is not kept: GPU machines know its entries only from the record."""
     if "compute_80" not in units.record(unit.name)["texts"]:
         pytest.skip("a quick build leaves compute_80 out; `make test ALL=1` compiles it")
     kernel, launches = ptxrt.kernels()[unit.kernel], units.launches(unit.name, "compute_80")
@@ -262,7 +262,7 @@ def test_a_text_that_is_no_text_is_a_build_error(modules, monkeypatch):
 
 
 def test_no_kernel_runs_on_changed_bytes(modules, monkeypatch):
-    """One digit of an immediate of the real text: every code would be wrong, and nothing else would tell."""
+    """The text is changed in the type of one conversion; only its digest tells that it is not the built file."""
     from ptxrt import selection
 
     source = Path(ptxrt.__file__).parent / "modules"

@@ -1,7 +1,7 @@
-"""The portable build on a GPU against the emulator on the very text it was assembled from, with the tensor cores' own
-sums.
+"""The portable build on a GPU against the emulator, which runs the text that it was assembled from, with sums in tensor
+core arithmetic.
 
-Only approximate functions may differ: codes, scales and scores are equal to the bit.
+Codes, scales and scores are bit-identical; only results of approximate functions may differ.
 """
 
 import ml_dtypes
@@ -20,7 +20,7 @@ DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 
 @pytest.fixture
 def both(on_machine):
-    """Call something on the GPU and on the emulator; give both results."""
+    """Call a function on the GPU and on the emulator; return both results."""
 
     def call(function):
         with on_machine("portable"):
@@ -87,7 +87,7 @@ def test_attention(both, rng, dim, queries, keys, causal, dtype):
         lambda: attention_mxfp4_bf16_in_kernel(q[:, :, None], k, v, out_f32=True, lse=True, **options)
     )
     assert ptxrt.compare(on_gpu, emulated).relative_l2 <= 1e-3
-    # The weights' mean of |v| bounds what a rounding of each weight to bfloat16 the other way can do.
+    # A weight may round to the other neighbouring bfloat16: the weighted mean of |v| bounds the effect.
     magnitude = attention_mxfp4_bf16_in_kernel.reference(q[:, :, None], k, np.abs(v), out_f32=True, **options)[
         "out_f32"
     ]

@@ -93,7 +93,7 @@ def test_arrays_changed_in_place_are_given_and_come_back_whole(negated):
 
 
 def test_arrays_changed_in_place_run_like_outputs(registry, machine):
-    """The entry of fill_f32 under a declaration that has it change what it is given."""
+    """Declare the entry of fill_f32 as one that changes its argument in place."""
 
     @kernel(grid="count", cases=[dict(count=1, value=1)])
     def fill_f32(x: InOut[f32, "count"], *, value: Scalar[f32]):
@@ -103,7 +103,7 @@ def test_arrays_changed_in_place_run_like_outputs(registry, machine):
     host = np.arange(300, dtype=np.float32)
     assert fill_f32(host, value=2) is host and (host == 2).all()
     device = ptxrt.to_device(np.arange(600, dtype=np.float32))
-    for value in (3, 4):  # by a new plan, and by one that is known
+    for value in (3, 4):  # the first call builds a plan, the second reuses it
         half = device[300:]
         assert fill_f32(half, value=value) is half
         assert device.to_numpy().tolist() == [*range(300), *[value] * 300]
@@ -117,7 +117,7 @@ def test_arrays_changed_in_place_run_like_outputs(registry, machine):
 
 @given(st.data())
 def test_boxes_overlap_where_they_share_a_byte(data):
-    """Never apart where a byte is shared; and no false alarm for arrays of pages that alternate."""
+    """Boxes that share a byte always overlap, and alternating arrays of pages are not reported."""
 
     def box_and_bytes():
         axes = data.draw(
@@ -138,7 +138,7 @@ def test_codes_and_scales_in_one_page_are_apart(emulator):
     codes, scales = whole[:, :64].reshape(7, 2, 4, 8), whole[:, 64:].reshape(7, 2, 4, 2)
     a, b, distance = Box.of(codes), Box.of(scales), scales.address - codes.address
     assert not a.overlaps(b, distance) and not b.overlaps(a, -distance) and a.overlaps(b, distance - 1)
-    records = ptxrt.empty((7, 2, 4, 10), np.uint8)  # each token's scales behind its codes
+    records = ptxrt.empty((7, 2, 4, 10), np.uint8)  # scales follow the codes of each token
     a = Box.of(records[..., :8])
     assert not a.overlaps(Box.of(records[..., 8:]), 8) and a.overlaps(Box.of(records[..., 7:]), 7)
 
@@ -218,7 +218,7 @@ def test_the_smallest_variant_that_holds_the_sizes_is_filled_up(registry):
 
 @pytest.fixture
 def optional(registry):
-    """A kernel whose optional arrays bring axes of their own."""
+    """A kernel whose optional arrays introduce axes."""
 
     @kernel(grid="n", cases=[dict(n=4, parts=2, runs=1, starts=True, sums=True), dict(n=4, parts=3, runs=5)])
     def optional(
@@ -300,7 +300,7 @@ def test_strides_are_parameters_after_the_axes(registry):
         bound = placed.bind(turned, m[:, 1:2].transpose().broadcast_to((5, 8)), y=True)
         by_name = {a.name: bound.strides_of(a) for a in placed.arrays}
         assert by_name == dict(x=(8, 40), m=(0, 3), y=(24, 8))
-        assert bound.bytes_moved == 4 * (120 + 8 + 120)  # what is repeated is read once
+        assert bound.bytes_moved == 4 * (120 + 8 + 120)  # repeated elements are read once
         assert placed.bind(turned).strides_of(placed.by_name["m"]) == (0, 0)
         for call, words in [
             (
@@ -638,7 +638,7 @@ def test_views_share_memory_as_those_of_numpy_do(emulator, rng):
 
 
 def test_views_with_gaps_are_read_where_something_wrote(emulator):
-    """What lies between the elements of a view is not read: here nothing wrote it."""
+    """Gaps between the elements of a view are not read: here they are unwritten."""
     whole = ptxrt.empty((1, 1, 4, 24), np.float32)
     part = whole[..., 4:20]
     ptxrt.kernels()["cast"](ptxrt.to_device(np.ones((1, 1, 4, 16), np.float32)), y_f32=part)
@@ -648,7 +648,7 @@ def test_views_with_gaps_are_read_where_something_wrote(emulator):
 
 
 def test_arrays_of_any_strides_go_in_and_out(machine, rng):
-    """NumPy's and device arrays alike, also repeated ones; the numbers are those of a copy."""
+    """NumPy and device arrays, including broadcast ones, give the results of a contiguous copy."""
     cast = ptxrt.kernels()["cast"]
     x = rng.standard_normal((2, 5, 3, 16), dtype=np.float32)
     there = ptxrt.to_device(x)
@@ -667,8 +667,7 @@ def test_arrays_of_any_strides_go_in_and_out(machine, rng):
 
 
 def test_plans_know_strides(emulator, rng):
-    """Calls that differ in strides alone are different calls, also prepared ones; arrays that alternate do not
-    overlap."""
+    """Calls that differ only in strides get separate plans, also when prepared; interleaved arrays do not overlap."""
     cast = ptxrt.kernels()["cast"]
     x = ptxrt.to_device(rng.standard_normal((4, 4, 4, 16), dtype=np.float32))
     for _ in range(2):
@@ -940,7 +939,7 @@ def test_package_is_typed_and_versioned():
     assert (ptxrt.units.CHECKOUT / "ptxrt" / "py.typed").exists() and ptxrt.__version__.count(".") == 2
 
 
-# Any call at all
+# Arbitrary calls
 
 ANY_DTYPE = st.sampled_from(
     [np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.uint8, np.int32, bool, "U3", object]
@@ -950,7 +949,7 @@ ANY_SHAPE = st.lists(st.sampled_from([0, 1, 2, 3, 16, 31, 32, 64, 96, 288]), max
 
 @st.composite
 def any_value(draw):
-    """An array of any dtype, shape and layout, or what is no array."""
+    """An array of any dtype, shape and layout, or something that is not an array."""
     if draw(st.integers(0, 9)) == 0:
         return draw(st.sampled_from([None, True, False, 3, -1, 2.5, float("nan"), "text", [1.0], {}, 10**400]))
     array = np.broadcast_to(np.zeros((), draw(ANY_DTYPE)), draw(ANY_SHAPE))

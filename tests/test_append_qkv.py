@@ -1,4 +1,4 @@
-"""`append_qkv` has the bytes of `rmsnorm`, `rope` and `cache.append` in turn, in every format."""
+"""`append_qkv` writes the same bytes as `rmsnorm`, `rope` and `cache.append` in sequence, in every format."""
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +15,7 @@ def normal(*shape, dtype=np.float32, seed=0):
 
 
 def cache_of(format, dim, **options):
-    """A cache for 2 heads and 12 tokens, of zeros so that what is not written can be compared."""
+    """A cache for 2 heads and 12 tokens, zeroed so that unwritten parts compare equal."""
     cache = ptxrt.KVCache(3, 4, 2, dim, format=format, **options)
     for x in cache.arrays.values():
         if x is not None:
@@ -28,7 +28,7 @@ def contents(cache):
 
 
 def in_turn(parts, cache, slots, positions, table, *, q_weight=None, k_weight=None, eps=1e-6, **turns):
-    """q as the three functions make it, which write to the cache."""
+    """Run the three functions: return q and write k and v to the cache."""
     normed = [x if w is None else ptxrt.rmsnorm(x, w, eps=eps) for x, w in zip(parts, (q_weight, k_weight, None))]
     q, k = (ptxrt.rope(x, table, positions, **turns) for x in normed[:2])
     cache.append(k, parts[2], slots)
@@ -40,7 +40,7 @@ def parts_of(qkv, heads, dim, dim_v):
     return q.reshape(-1, heads, dim), k.reshape(-1, 2, dim), v.reshape(-1, 2, dim_v)
 
 
-# Formats of caches, head dimensions, columns that turn and the first of them, the style, norms, and other options.
+# Cache formats, head dimension, columns that rotate, first of them, style, norms, and other options.
 CASES = [
     ("bf16", 64, 64, 0, "halves", "qk", {}),
     ("bf16", 256, 64, 192, "pairs", "", {}),
@@ -59,7 +59,7 @@ CASES = [
 def test_the_bytes_of_the_parts_in_turn(text_machine, format, dim, width, first, style, norms, options):
     dim_v = options.get("dim_v", dim)
     table = ptxrt.rope_table(width, 50)
-    slots = [3, -1, 11, 0, 3, 12, 7]  # with padding, one twice, and one past the end
+    slots = [3, -1, 11, 0, 3, 12, 7]  # with padding, a repeated slot, and one past the end
     positions = np.array([0, 9, 49, 3, 4, 5, 17])
     weights = {f"{name}_weight": normal(dim, seed=ord(name)) for name in norms}
     turns = dict(style=style, first=first)
@@ -77,7 +77,7 @@ def test_the_bytes_of_the_parts_in_turn(text_machine, format, dim, width, first,
     assert contents(caches[0])["k"].any()
     if format not in ("bf16", "nvfp4"):
         return
-    cache = caches[1]  # no slot is left claimed
+    cache = caches[1]  # no slot remains claimed
     ptxrt.append_qkv(qkv[::-1], cache, slots, positions, table, heads=4, **weights, **turns)
     in_turn([x[::-1] for x in parts], caches[0], slots, positions, table, **weights, **turns)
     for name, x in contents(cache).items():
@@ -103,7 +103,7 @@ def test_queries_as_an_operand(text_machine, q_format):
 
 
 def test_many_heads_and_one_token(text_machine):
-    """More rows than a block has lanes for; one token takes one launch."""
+    """More rows than a block has lanes for; a single token takes one launch."""
     table, qkv = ptxrt.rope_table(128, 9), normal(1, 84 * 128, dtype=BF16)
     cache, other = cache_of("nvfp4", 128), cache_of("nvfp4", 128)
     weights = dict(q_weight=normal(128), k_weight=normal(128, seed=1))

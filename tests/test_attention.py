@@ -18,18 +18,18 @@ from ptxrt.ops.attention_way import InKernelAttention, splits_for
 
 BF16 = ml_dtypes.bfloat16
 DTYPES = {"bf16": BF16, "f16": np.float16}
-# Relative L2 against the restatement: what rounding to a bfloat16 output costs is 1.7e-3; weights next to a rounding
-# boundary may go either way where a sum of products or an exponential differs in its last bit.
+# Relative L2 against the restatement. Rounding to a bfloat16 output costs 1.7e-3. Where a sum of products or an
+# exponential differs in its last bit, a weight near a rounding boundary may round to either side.
 RESTATED = 2.5e-3
-# Against float64 attention of the inputs as rounded: each weight is rounded to 8 or 11 bits.
+# Relative L2 against float64 attention of the rounded inputs: each weight is rounded to 8 or 11 bits.
 EXACT = {"bf16": 4e-3, "f16": 3e-3}
 
-# Scores are kept in units of log2, where float32 ends: larger penalties count as this one.
+# Scores are in units of log2, which float32 bounds: larger penalties are clamped.
 LEAST_LSE = float(np.finfo(np.float32).min) * np.log(2)
 
 
 def rounded(format, *arrays):
-    """What operands of a format hold."""
+    """The values of operands in a format."""
     return tuple(np.asarray(x).astype(DTYPES[format]) for x in arrays)
 
 
@@ -42,7 +42,7 @@ def assert_lse(got, want):
 
 
 def check(q, k, v, format="bf16", **options):
-    """Compare a call with the restatement and with float64; gives its output."""
+    """Compare a call with the restatement and with float64; return its output."""
     out, lse = ptxrt.attention(q, k, v, qk=format, return_lse=True, out_dtype=BF16, **options)
     causal, window = options.get("causal", False), options.get("window")
     left, right = (OPEN if side is None else side for side in window or (None, None))
@@ -60,7 +60,7 @@ def check(q, k, v, format="bf16", **options):
     return out
 
 
-# The grid: lengths that FlashAttention, FlashInfer and SageAttention test, each option beside others
+# The grid: the lengths that FlashAttention, FlashInfer and SageAttention test, each with some of the options
 
 LENGTHS = [(1, 1), (1, 239), (3, 17), (17, 3), (113, 203), (127, 64), (203, 113), (239, 128)]
 OPTIONS = [
@@ -77,7 +77,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("index, lengths", list(enumerate(LENGTHS)), ids=str)
 def test_lengths(machine, rng, index, lengths):
-    """Every pair of lengths with two of the options; over all pairs every option comes twice."""
+    """Every pair of lengths with two of the options; over all pairs every option occurs twice."""
     for options in (OPTIONS[index % len(OPTIONS)], OPTIONS[(3 * index + 1) % len(OPTIONS)]):
         check(*random_qkv(rng, 1, 1, *lengths, 32), **options)
 
@@ -109,7 +109,7 @@ def test_masks_broadcast(machine, rng, shape):
 
 @pytest.mark.parametrize("kind", MASKS)
 def test_masks_with_all_else(machine, rng, kind):
-    """With windows, a softcap and sinks at once; the last row is hidden whole."""
+    """With windows, a softcap and sinks at once; the mask hides every key of the last row."""
     mask = MASKS[kind](rng, (33, 130))
     if kind != "bias":
         mask[-1] = mask.min()
@@ -119,14 +119,15 @@ def test_masks_with_all_else(machine, rng, kind):
 
 def test_masks_of_other_types(machine, rng):
     q, k, v = random_qkv(rng, 1, 2, 9, 40, 32)
-    bias = rng.integers(-8, 9, (9, 40)) / np.float32(4)  # exact in every type
+    bias = rng.integers(-8, 9, (9, 40)) / np.float32(4)  # exact in every dtype
     want = ptxrt.attention(q, k, v, mask=bias)
     for dtype in (np.float16, BF16, np.float64):
         np.testing.assert_array_equal(ptxrt.attention(q, k, v, mask=bias.astype(dtype)), want)
 
 
 def test_large_finite_masks_are_relative(machine, rng):
-    """A row in which every key has the same large penalty is as without it, within what float32 resolves there."""
+    """A row whose keys all have the same large penalty is as without it, within the resolution of float32 at that
+    magnitude."""
     q, k, v = random_qkv(rng, 1, 1, 8, 100, 32)
     mask = np.full((8, 100), -1e4, np.float32)
     assert relative(ptxrt.attention(q, k, v, mask=mask), ptxrt.attention(q, k, v)) < 5e-3
@@ -160,7 +161,7 @@ def test_a_sink_that_is_nan_makes_its_head_nan(machine, rng, formats):
 
 
 def test_key_lengths_hide_what_lies_behind(machine, rng):
-    """NaN and infinities behind the last key change no bit, in K or in V."""
+    """NaN and infinities in K or V beyond the key length do not change a bit."""
     q, k, v = random_qkv(rng, 5, 2, 9, 140, 32)
     lengths = np.array([140, 64, 65, 1, 0])
     for causal in (False, True):
@@ -195,7 +196,7 @@ def test_packed_sequences_equal_separate_calls(machine, rng, options):
 
 @pytest.mark.parametrize("format", ["bf16", "mxfp8"])
 def test_masks_of_packed_sequences_have_the_whole_lengths(machine, rng, format):
-    """Sequence i has the part of the mask that its rows and its keys share."""
+    """Sequence i uses the part of the mask at its own rows and keys."""
     cu_q, cu_k = [0, 1, 9, 20], [0, 5, 70, 100]
     q, k, v = random_qkv(rng, 1, 2, 20, 100, 32)
     mask = np.where(rng.random((20, 100)) < 0.3, -np.inf, rng.standard_normal((20, 100)) * 2).astype(np.float32)
@@ -206,13 +207,12 @@ def test_masks_of_packed_sequences_have_the_whole_lengths(machine, rng, format):
             np.testing.assert_array_equal(got[:, :, rows].view(np.uint16), alone.view(np.uint16))
 
 
-# Inputs whose results are known
+# Inputs with known results
 
 
 @pytest.mark.parametrize("format", DTYPES)
 def test_values_of_one_give_one(machine, rng, format):
-    """Within an ulp of bfloat16, 2**-7 at most, and half of that on average: the weights are divided by their own
-    sum."""
+    """Within 2**-7, an ulp of bfloat16, and with a small mean error: the weights are divided by their own sum."""
     q, k, v = random_qkv(rng, 1, 2, 40, 150, 32)
     for options in (dict(), dict(causal=True), dict(softcap=1.0)):
         got = ptxrt.attention(3 * q, k, np.ones_like(v), qk=format, **options).astype(np.float32)
@@ -220,7 +220,7 @@ def test_values_of_one_give_one(machine, rng, format):
 
 
 def test_values_of_the_identity_show_the_weights(machine, rng):
-    """V = identity with causal: each output is a row of weights, so that a key out of its place shows."""
+    """V = identity, causal: each output is a row of weights, so that a misplaced key shows."""
     q, k, _ = random_qkv(rng, 1, 1, 64, 64, 64)
     got = ptxrt.attention(q, k, np.eye(64, dtype=np.float32)[None, None], causal=True, out_dtype=np.float32)[0, 0]
     scores = np.where(
@@ -235,7 +235,7 @@ def test_values_of_the_identity_show_the_weights(machine, rng):
 
 
 def test_one_hot_rows_choose_their_key(machine):
-    """Row i of Q points at key (7 i) % 70 alone, with 2000 times the weight of all others together."""
+    """Row i of Q matches key (7 i + 3) % 70 alone, with 2000 times the weight of all others together."""
     keys = np.eye(70, 128, dtype=np.float32)
     rows = (7 * np.arange(70) + 3) % 70
     values = np.random.default_rng(5).integers(-8, 9, (70, 128)).astype(np.float32)
@@ -246,7 +246,7 @@ def test_one_hot_rows_choose_their_key(machine):
 
 
 def test_block_structured_queries(machine, rng):
-    """Blocks of 16 queries that see one block of keys each: a row of another block shows at once."""
+    """Blocks of 16 queries that each match one block of keys: a row of another block shows at once."""
     blocks = np.kron(np.eye(8, dtype=np.float32), np.ones((16, 8), np.float32))[None, None]
     v = rng.standard_normal((1, 1, 128, 64), dtype=np.float32)
     got = ptxrt.attention(10 * blocks, blocks, v, scale=1.0, out_dtype=np.float32)
@@ -255,7 +255,7 @@ def test_block_structured_queries(machine, rng):
 
 
 def test_a_shift_of_all_keys_changes_nothing(machine, rng):
-    """K plus a constant vector that K and Q hold exactly: softmax is blind to it."""
+    """Adding a constant vector to all keys does not change the softmax; K and Q can represent the sums exactly."""
     q, k, v = random_qkv(rng, 1, 1, 20, 90, 32)
     q, k = np.round(q * 4) / 4, np.round(k * 4) / 4
     want, want_lse = ptxrt.attention(q, k, v, return_lse=True)
@@ -281,7 +281,7 @@ def test_scores_up_to_60(machine, rng, format):
 )
 @pytest.mark.parametrize("sign", [1, -1])
 def test_scores_far_from_zero(machine, rng, sign, options):
-    """Rows whose largest scores are around a power of two, up to where float32 has no whole numbers left: two keys
+    """Rows whose largest scores are near a power of two, up to magnitudes where float32 resolves no integers; two keys
     share the weight."""
     powers = 2.0 ** np.float32([10, 20, 27, 28, 29, 30, 31, 33, 60, 100])
     k = np.zeros((1, 1, 100, 32), np.float32)
@@ -296,12 +296,12 @@ def test_scores_far_from_zero(machine, rng, sign, options):
     assert all(relative(row, want) < 2.5e-3 for row in out[0, 0])
     assert_lse(lse[0, 0], np.float32(sign * powers + np.log(2)))
     _, _, row_sum = ptxrt.attention(q, k, v, scale=1.0, normalize=False, **options)
-    assert ((1 <= row_sum) & (row_sum <= 2)).all()  # two weights from above 1/2 to 1
+    assert ((1 <= row_sum) & (row_sum <= 2)).all()  # two weights in (1/2, 1]
 
 
 @pytest.mark.parametrize("bits", [8, 11, 14])
 def test_one_key_above_all_others(machine, rng, bits):
-    """A sink key whose weight is 2**bits times that of each of 1023 others: their share must not be lost."""
+    """A sink key with 2**bits times the weight of each of 1023 others: the share of the others must survive."""
     k = np.zeros((1, 1, 1024, 32), np.float32)
     k[0, 0, 7, 0] = bits / np.log2(np.e)
     q, v = np.eye(1, 32, dtype=np.float32)[None, None], rng.standard_normal((1, 1, 1024, 32), dtype=np.float32)
@@ -340,10 +340,10 @@ def test_nan_propagates_to_the_rows_that_see_it(machine, rng):
 
 @pytest.mark.parametrize("format", DTYPES)
 def test_weights_are_rounded_alike_under_any_maximum(machine, rng, format):
-    """V = identity shows them: those of 63 keys, and the same beside one more key, 8 steps of log2 above 0. Bit for
-    bit, of 30000."""
+    """V = identity shows the weights: those of 63 keys, and the same beside a 64th key whose score is 8 in units of
+    log2. All 30000 are bit-identical."""
     q, k, _ = random_qkv(rng, 1, 1, 512, 64, 64)
-    q /= 2  # so that all weights are normal numbers of float16
+    q /= 2  # so that all weights are normal float16 numbers
     q[..., 0], k[..., 0] = 4, 0
     k[0, 0, 63] = np.float32(8 * np.log(2) * 64**0.5 / 4) * np.eye(1, 64, dtype=np.float32)
     v = np.eye(64, dtype=np.float32)[None, None]
@@ -355,9 +355,10 @@ def test_weights_are_rounded_alike_under_any_maximum(machine, rng, format):
 
 @pytest.mark.parametrize("format", ["bf16", "f16", "mxfp8", "nvfp4"])
 def test_weights_are_rounded_alike_whatever_came_first(machine, rng, format):
-    """A tile of keys before and behind one whose scores lie 7 steps of log2 higher; V shows the weights of the former.
+    """A tile of keys before or after another whose scores are 7 higher in units of log2; V shows the weights of the
+    former.
 
-    The sums are added up in another order; a weight that is rounded to another number differs by 2**-11 or more.
+    The order of sums differs; a weight that rounds differently would differ by 2**-11 or more.
     """
     q, k, _ = random_qkv(rng, 1, 1, 128, 128, 64)
     q[..., :32] = q[..., :32].clip(-1, 1) / 2  # so that all weights are normal numbers of float16 and e4m3
@@ -373,8 +374,8 @@ def test_weights_are_rounded_alike_whatever_came_first(machine, rng, format):
 
 @pytest.mark.parametrize("qk", ["bf16", "mxfp8"])
 def test_values_of_any_size(machine, rng, qk):
-    """Bit for bit those of ordinary size times a power of two; before the division, too, beside maxima that are higher
-    by the rest."""
+    """V times a power of two gives the output times that power, bit for bit. Unnormalized sums of large values may be
+    scaled down by 2**32, with maxima 32 higher."""
     q, k, v = random_qkv(rng, 1, 1, 20, 100, 32)
     whole, (sums, maxima, _) = (
         ptxrt.attention(q, k, v, qk=qk, pv="bf16", out_dtype=np.float32, normalize=n) for n in (True, False)
@@ -402,7 +403,7 @@ def test_few_rows_are_split_by_shapes_alone():
 
 
 def test_few_rows_give_the_bits_that_they_have_among_many(rng):
-    """On the portable machine all warps of a block share few rows; many are two slices to a warp."""
+    """On the portable machine the warps of a block share few rows; of many rows each warp has two slices."""
     q, k, v = random_qkv(rng, 1, 2, 100, 90, 32, dtype=BF16)
     with ptxrt.using("emulator", ptx="portable"):
         many, many_lse = ptxrt.attention(q, k, v, return_lse=True)
@@ -412,9 +413,9 @@ def test_few_rows_give_the_bits_that_they_have_among_many(rng):
 
 
 def bits_by_blocks(backend, monkeypatch, halved: bool, q, k, v, **options):
-    """Results as bits and the entry that gave them, on a machine with more multiprocessors than blocks, or with
+    """(bits of out, bits of lse, entry) on a machine with more multiprocessors than blocks if `halved`, else with
     none."""
-    backend.multiprocessors  # a GPU is asked once
+    backend.multiprocessors  # read the GPU's attribute before it is replaced
     monkeypatch.setitem(vars(backend), "multiprocessors", 10**6 if halved else 0)
     backend.remembered.calls.clear()
     try:
@@ -426,8 +427,8 @@ def bits_by_blocks(backend, monkeypatch, halved: bool, q, k, v, **options):
 
 
 def test_half_blocks_give_the_bits_of_whole_ones(rng, monkeypatch):
-    """On the portable machine, without races; more tiles than stages, plain and masked ones, a last one that is not
-    full, rows without keys."""
+    """On the portable machine, with race checks: more tiles than stages, masked and plain tiles, a partial last tile,
+    and rows without keys."""
     q, k, v = random_qkv(rng, 1, 1, 70, 330, 32, dtype=BF16)
     for options in (dict(), dict(causal=True, window=(200, None), key_lengths=[60])):
         with ptxrt.using("emulator", ptx="portable", races=True) as backend:
@@ -457,7 +458,7 @@ def test_half_blocks_of_every_head_dimension(gpu, rng, monkeypatch, dim, dim_v, 
         (32, 32, 4, 2048, 2048, 132, False),
         (32, 8, 1, 1, 32768, 132, True),  # decoding: half a block holds all rows
         (32, 8, 1, 16, 32768, 170, True),
-        (64, 8, 1, 16, 32768, 132, False),  # and here only a whole one
+        (64, 8, 1, 16, 32768, 132, False),  # only a whole block holds all rows here
     ],
 )
 def test_few_rows_and_few_blocks_take_half_blocks(heads, heads_kv, batch, queries, keys, multiprocessors, halved):
@@ -479,7 +480,7 @@ def test_few_rows_and_few_blocks_take_half_blocks(heads, heads_kv, batch, querie
 
 
 def test_split_keys_give_what_one_pass_gives(machine, rng):
-    """Rows few enough to be split, against the same rows among so many that nothing is."""
+    """Rows few enough for splits, against float64 and against one pass."""
     q, k, v = random_qkv(rng, 1, 2, 3, 1000, 32, heads_kv=1, dtype=BF16)
     sinks = np.float32([1.0, -1.0])
     for options in (
@@ -531,7 +532,7 @@ def test_rows_without_keys_have_no_sums(machine, rng):
 
 
 def merged(outs, lses):
-    """The formula of `merge` in float64."""
+    """The definition of `merge` in float64."""
     outs, lses = (np.asarray([np.asarray(x, np.float64) for x in group]) for group in (outs, lses))
     top = lses.max(axis=0)
     weights = np.exp(lses - np.where(np.isfinite(top), top, 0))
@@ -561,11 +562,11 @@ def test_merge_is_its_formula(machine, rng, shape, spread):
 
 
 def test_merge_by_maxima_and_sums_is_its_formula(machine, rng):
-    """Outputs that are not divided yet, counted in powers of two."""
+    """Unnormalized outputs, with maxima in units of log2."""
     outs = [rng.standard_normal((2, 3, 17, 64), dtype=np.float32) for _ in range(4)]
     maxima = [rng.integers(-30, 30, (2, 3, 17)).astype(np.float32) for _ in outs]
     sums = [rng.uniform(1, 100, (2, 3, 17)).astype(np.float32) for _ in outs]
-    maxima[1][..., 0], outs[1][..., 0, :] = -np.inf, np.nan  # counts nothing, whatever it holds
+    maxima[1][..., 0], outs[1][..., 0, :] = -np.inf, np.nan  # has no weight, whatever its output
     weights = np.exp2(np.float64(maxima) - 30)
     total = (weights * sums).sum(axis=0)
     want = (weights[..., None] * np.nan_to_num(outs)).sum(axis=0) / total[..., None]
@@ -586,7 +587,7 @@ def test_merge_by_maxima_and_sums_is_its_formula(machine, rng):
 
 
 def test_merge_without_columns_is_of_lses(machine, rng):
-    """Outputs of no columns have no elements, and rows that count as any others."""
+    """Outputs without columns have no elements; their lse counts as usual."""
     lses = [rng.standard_normal((2, 3, 5)).astype(np.float32) for _ in range(3)]
     lses[1][0, 0, 0] = lses[2][0, 0, 0] = lses[0][0, 0, 0] = -np.inf
     outs = [np.empty((2, 3, 5, 0), dtype) for dtype in (np.float32, np.float16, BF16)]
@@ -600,7 +601,7 @@ def test_merge_without_columns_is_of_lses(machine, rng):
 
 
 def test_segments_merge_however_far_their_lses_are_apart(machine):
-    """Beyond 2^127 the products of differences with log2(e) overflow: such a segment counts nothing."""
+    """A difference times log2(e) beyond 2^127 overflows: such a segment has weight 0."""
     outs, lses = np.float32([[[1.0]], [[2.0]], [[4.0]]]), np.float32([[3e38], [-3e38], [3.0]])
     for order in ([0, 1, 2], [1, 2, 0], [2, 0, 1]):
         out, lse = ptxrt.merge(outs[order], lses[order])
@@ -609,7 +610,7 @@ def test_segments_merge_however_far_their_lses_are_apart(machine):
 
 @pytest.mark.parametrize("text", ["native", "portable"])
 def test_merge_writes_columns_that_lie_apart(text, rng):
-    """Every other column of an array, one by one: the same bits as whole ones."""
+    """Every other column of an array, stored one by one: the same bits as contiguous columns."""
     merge, shape = ptxrt.kernels()["attention_merge"], (1, 1, 3, 8)
     segments = rng.standard_normal((2, *shape), dtype=np.float32), np.zeros((2, *shape[:3]), np.float32)
     with ptxrt.using("emulator", ptx=text):
@@ -637,7 +638,7 @@ def test_merge_takes_and_gives_other_types(machine, rng):
     np.testing.assert_allclose(its_lse, lses[2], rtol=1e-6)
 
 
-# Layouts, types, places
+# Layouts, dtypes, addresses
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, BF16], ids=lambda d: np.dtype(d).name)
@@ -654,8 +655,8 @@ def test_inputs_of_every_type(machine, rng, dtype, format):
 
 
 def test_what_is_computed_and_given_where_nothing_is_asked_for(machine, rng):
-    """f16 where q, k and v all are float16, else bf16; results of q's type, bfloat16 of an operand or where a kernel
-    has not q's."""
+    """Defaults: compute in f16 if q, k and v are all float16, else in bf16; the result has q's dtype, or bfloat16 if q
+    is an operand or no kernel writes q's dtype."""
     arrays = random_qkv(rng, 1, 2, 5, 40, 32)
     for dtypes in itertools.product((np.float16, BF16, np.float32), repeat=3):
         given = [x.astype(dtype) for x, dtype in zip(arrays, dtypes)]
@@ -683,7 +684,7 @@ def test_what_is_computed_and_given_where_nothing_is_asked_for(machine, rng):
 
 
 def test_a_layout_is_strides_alone(machine, rng):
-    """One buffer [B, S, 3, H, D] that holds q, k and v: nothing is copied, and the result is that of separate
+    """q, k and v are views of one buffer [B, S, 3, H, D]: nothing is copied, and the result equals that of separate
     arrays."""
     whole = rng.standard_normal((2, 40, 3, 4, 32), dtype=np.float32).astype(BF16)
     q, k, v = (whole[:, :, i] for i in range(3))
@@ -702,7 +703,7 @@ def test_a_layout_is_strides_alone(machine, rng):
 
 
 def test_rows_that_kernels_cannot_load_are_copied(machine, rng):
-    """Odd strides, odd starts and repeated heads, on the device."""
+    """Device arrays with odd strides, odd offsets and repeated heads."""
     whole = rng.standard_normal((2, 30, 81), dtype=np.float32).astype(BF16)
     there = ptxrt.to_device(whole)
     x, device_x = whole[:, None, :, 3:35], there[:, None, :, 3:35]
@@ -758,7 +759,7 @@ def test_device_arrays_of_lengths_masks_and_sinks(machine, rng):
 
 
 def test_prepared_calls_and_graphs(machine, rng):
-    """Splits, casts and views are recorded with everything else."""
+    """A graph records splits, casts and views, too."""
     for keys, dtype in ((40, BF16), (1000, np.float32)):
         first, second = (
             [ptxrt.to_device(x) for x in random_qkv(rng, 1, 4, 5, keys, 32, heads_kv=2, dtype=dtype)] for _ in range(2)
@@ -788,7 +789,7 @@ def test_prepared_results_may_be_views(machine, rng):
 
 
 def test_remembered_calls_know_their_options(machine, rng):
-    """Calls with `out` that differ in a window, a layout or strides alone."""
+    """Calls with `out` that differ only in a window, a layout or strides."""
     q, k, v = (ptxrt.to_device(x) for x in random_qkv(rng, 1, 8, 8, 8, 32, dtype=BF16))
     out = ptxrt.empty((1, 8, 8, 32), BF16)
     for _ in range(2):
@@ -983,7 +984,7 @@ def test_visible_pairs_are_counted():
 
 
 def test_the_reference_agrees_with_a_plain_loop(rng):
-    """Every option at once, in scalars."""
+    """All options at once, in scalar code."""
     q, k, v = (x.astype(np.float64) for x in random_qkv(rng, 2, 4, 5, 6, 3, heads_kv=2, dim_v=2))
     mask, sinks, lengths = rng.standard_normal((2, 4, 5, 6)), rng.standard_normal(4), [6, 4]
     options = dict(scale=0.7, window=(2, 1), softcap=1.2, mask=mask, sinks=sinks, key_lengths=lengths)

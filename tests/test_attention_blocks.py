@@ -1,5 +1,5 @@
-"""Attention on block formats: against float64, against its own restatement, from operands quantized before, smoothing,
-errors."""
+"""Attention on block formats: against float64 and a restatement of the algorithm, from prequantized operands, with
+smoothing, and errors."""
 
 import ml_dtypes
 import numpy as np
@@ -28,11 +28,11 @@ each_format = pytest.mark.parametrize("qk, pv", BLOCK_WAYS, ids=lambda name: nam
     ids=str,
 )
 def test_the_algorithm_restated(machine, rng, qk, pv, shape, options):
-    """With weights rounded as the kernels round them, what is left is the order of float32 sums and ties of single
-    codes."""
+    """The restatement rounds weights as the kernels do: only the order of float32 sums and ties of single codes
+    differ."""
     arrays = [
         x * np.exp2(rng.integers(-1, 2, (*x.shape[:-1], 1)), dtype=np.float32) for x in random_qkv(rng, *shape)
-    ]  # scales of all sizes
+    ]  # scales of many magnitudes
     given = operands(*arrays, qk, pv, smooth=False, dim=128 if shape[-1] == 96 and qk != "mxfp8" else None)
     got, lse = ptxrt.attention(*given, qk=qk, pv=pv, out_dtype=np.float32, return_lse=True, **options)
     want, want_lse = restated_blocks(*(np.asarray(x) for x in given), pv, **options)
@@ -46,8 +46,8 @@ def test_the_algorithm_restated(machine, rng, qk, pv, shape, options):
 
 @each_format
 def test_each_row_raises_its_own_maximum(machine, qk, pv):
-    """In each tile but the first one row grows, by 14 steps of log2, and no other of its warp; each by a key in another
-    place of its tile."""
+    """In each tile but the first the score of one row grows by 14 in units of log2, and that of no other row of its
+    warp, each by a key in a different place of its tile."""
     rows = np.array([0, 8, 3, 11, 15])
     keys = 64 * np.arange(1, 6) + rows * 37 % 64
     q, k, v = (np.zeros((1, 1, count, 64), np.float32) for count in (16, 384, 384))
@@ -55,7 +55,7 @@ def test_each_row_raises_its_own_maximum(machine, qk, pv):
     v[0, 0, keys, rows] = 1
     got, lse = ptxrt.attention(q, k, v, qk=qk, pv=pv, smooth_k=False, return_lse=True, out_dtype=np.float32)
     want, want_lse = exact_attention(*(np.asarray(x) for x in operands(q, k, v, qk, pv, smooth=False)))
-    assert relative(got, want) <= 0.1  # of mxfp4's one weight; 1 where a row misses its maximum
+    assert relative(got, want) <= 0.1  # mxfp4 rounds the one weight; a missed maximum gives 1
     assert np.abs(lse - want_lse).max() <= 1e-3 * np.abs(want_lse).max()
 
 
@@ -76,11 +76,11 @@ def test_arrays_are_quantized_as_quantize_operand_does(machine, rng, qk, pv):
 
 @each_format
 def test_nan_propagates_to_the_rows_that_see_it(machine, rng, qk, pv):
-    """Also where weights are e2m1, which has no NaN: their scale is NaN then."""
+    """Also where weights are e2m1, which has no NaN: then their scale is NaN."""
     q, k, v = random_qkv(rng, 1, 1, 20, 70, 64)
     q[0, 0, 5, 3] = k[0, 0, 60, 3] = np.nan
     got = ptxrt.attention(q, k, v, qk=qk, pv=pv, causal=True, smooth_k=False)
-    rows = np.arange(20)  # of which row 10 is the first that sees key 60
+    rows = np.arange(20)  # row 10 is the first that sees key 60
     np.testing.assert_array_equal(
         np.isnan(got[0, 0].astype(np.float32)), np.repeat((rows[:, None] == 5) | (rows[:, None] >= 10), 64, axis=1)
     )
@@ -108,7 +108,7 @@ def test_head_dims(machine, rng, qk, pv, dim, dim_v):
 
 @pytest.mark.parametrize("dim, dim_v", [(192, 128), (256, 256), (160, 160)])
 def test_wide_heads(machine, rng, dim, dim_v):
-    """Tiles that all rows see whole, and masked ones; values of a head dimension of their own, or filled up."""
+    """Full tiles and masked ones; values with their own head dimension, or padded."""
     q, k, v = random_qkv(rng, 1, 2, 30, 200, dim, dim_v=dim_v)
     given = operands(q, k, v, "nvfp4", "nvfp4")
     assert [x.dim for x in given[1:]] == [-(-dim // 64) * 64, -(-dim_v // 64) * 64]
@@ -122,8 +122,8 @@ def test_wide_heads(machine, rng, dim, dim_v):
 
 @pytest.mark.parametrize("qk, pv", [("mxfp8", "mxfp8"), ("nvfp4", "bf16")])
 def test_narrow_values_beside_wide_keys(machine, rng, qk, pv):
-    """D 192 and Dv 128, each its own: from arrays, from operands that nobody told of each other, and of few rows, whose
-    keys are split."""
+    """D = 192 and Dv = 128: from arrays, from independently quantized operands, and with few rows, whose keys are
+    split."""
     q, k, v = random_qkv(rng, 1, 2, 9, 700, 192, heads_kv=1, dim_v=128)
     given = operands(q, k, v, qk, pv, smooth=False)
     assert [x.dim for x in given] == [None, 192, 128]
@@ -140,7 +140,8 @@ def test_narrow_values_beside_wide_keys(machine, rng, qk, pv):
 @each_format
 @pytest.mark.parametrize("keys", [130, 1000])
 def test_smoothing_is_undone_in_the_log_sum_exp(machine, rng, qk, pv, keys):
-    """Keys with a bias for each channel: scores are far better with it, and lse is that of the scores as they were."""
+    """Keys with a bias per channel: smoothing makes scores far more accurate, and lse is that of the original
+    scores."""
     q, k, v = random_qkv(rng, 1, 2, 20, keys, 64)
     k += 6 * rng.standard_normal((1, 2, 1, 64)).astype(np.float32)
     want, want_lse = exact_attention(q, k, v)
@@ -149,7 +150,7 @@ def test_smoothing_is_undone_in_the_log_sum_exp(machine, rng, qk, pv, keys):
     assert relative(smooth, want) < 0.5 * relative(plain, want)
     assert (
         np.abs(lse - want_lse).mean() <= 0.06 < np.abs(plain_lse - want_lse).mean()
-    )  # half as good again as without a bias
+    )  # 0.06 is 1.5 times the error without a bias
     given = operands(q, k, v, qk, pv, smooth=True)
     held, held_lse = exact_attention(*(np.asarray(x) for x in given))
     _, lse = ptxrt.attention(*given, qk=qk, pv=pv, return_lse=True)
@@ -157,8 +158,8 @@ def test_smoothing_is_undone_in_the_log_sum_exp(machine, rng, qk, pv, keys):
 
 
 def packed_qkv(rng, dim=64):
-    """Sequences around the length of a tile, of 0 queries and of 0 keys: cu_seqlens of queries and keys, and keys with
-    a bias."""
+    """(cu_seqlens of queries, of keys, q, k with a bias, v): sequences around the length of a tile, and of 0 queries or
+    keys."""
     cu_q, cu_k = (
         np.concatenate([[0], np.cumsum(lengths)]) for lengths in ([3, 63, 0, 20, 65, 2], [1, 63, 64, 130, 65, 0])
     )
@@ -173,8 +174,7 @@ def packed_qkv(rng, dim=64):
     ids=str,
 )
 def test_packed_sequences_equal_separate_calls(machine, rng, qk, pv, options):
-    """Bit for bit, the logarithms of smoothed scores too, and with queries less the means of their own sequence's
-    blocks."""
+    """Bit for bit, including the lse of smoothed scores, and for queries less the block means of their own sequence."""
     cu_q, cu_k, *arrays = packed_qkv(rng)
     q, k, v = (x.transpose(0, 2, 1, 3) for x in arrays)
     options = dict(options, qk=qk, pv=pv, layout="bshd")
@@ -192,7 +192,7 @@ def test_packed_sequences_equal_separate_calls(machine, rng, qk, pv, options):
 
 @each_format
 def test_packed_operands_are_quantized_once(machine, rng, qk, pv):
-    """Operands hold their sequences, whoever reads them: attention over them is that over what they hold."""
+    """Operands store their sequences: attention over an operand equals attention over its values."""
     cu_q, cu_k, q, k, v = packed_qkv(rng, 40)
     of_k, of_v = (
         ptxrt.quantize_operand(x, format, role=role, cu_seqlens=cu_k)
@@ -213,7 +213,8 @@ def test_packed_operands_are_quantized_once(machine, rng, qk, pv):
 
 
 def test_packed_sequences_on_the_device(machine, rng):
-    """Calls wait for nothing, so that one prepared for some lengths serves any others of as many sequences."""
+    """Calls do not wait for the device, so that a prepared call serves other lengths with the same number of
+    sequences."""
     cu_q, cu_k, *arrays = packed_qkv(rng)
     others = [cu[-1] - cu[::-1] for cu in (cu_q, cu_k)]
     q, k, v = map(ptxrt.to_device, arrays)
@@ -243,13 +244,13 @@ def test_values_of_one_give_one(machine, rng, qk, pv):
     assert np.abs(out - 1).max() <= 2**-8  # a bf16 ulp
 
 
-# Inputs whose results are known
+# Inputs with known results
 
 
 @each_format
 def test_one_hot_rows_choose_their_key(machine, rng, qk, pv):
-    """Row i of Q points at key (7 i + 3) % 60 alone; each other key has e^-12 of its weight, or twice that when it is
-    rounded."""
+    """Row i of Q matches key (7 i + 3) % 60 alone; each other key has e^-12 of its weight, or twice that after
+    rounding."""
     keys, rows = np.eye(60, 64, dtype=np.float32)[None, None], (7 * np.arange(60) + 3) % 60
     given = operands(12 * keys[:, :, rows], keys, *random_qkv(rng, 1, 1, 1, 60, 64)[2:], qk, pv, smooth=False)
     got, values = ptxrt.attention(*given, qk=qk, pv=pv, scale=1.0, out_dtype=np.float32), held(*given, qk, pv)[2]
@@ -258,10 +259,10 @@ def test_one_hot_rows_choose_their_key(machine, rng, qk, pv):
 
 @each_format
 def test_block_structured_queries(machine, rng, qk, pv):
-    """Blocks of 16 queries that see one block of 16 keys each, all alike: the mean of their values.
+    """Blocks of 16 queries that each match one block of 16 keys equally: the output is the mean of their values.
 
-    To the last bits of sums where weights are divided by their own sum; in 16 bits the sum is of those that are not
-    rounded.
+    Exact up to float32 sums where weights are divided by the sum of rounded weights; 16-bit formats divide by the
+    unrounded sum.
     """
     blocks = np.kron(np.eye(4, dtype=np.float32), np.ones((16, 16), np.float32))[None, None]
     given = operands(8 * blocks, blocks, *random_qkv(rng, 1, 1, 1, 64, 64)[2:], qk, pv, smooth=False)
@@ -273,7 +274,7 @@ def test_block_structured_queries(machine, rng, qk, pv):
 
 @each_format
 def test_values_of_the_identity_show_the_weights(machine, rng, qk, pv):
-    """V = identity with causal: each output is a row of weights, so that a key out of its place shows."""
+    """V = identity, causal: each output is a row of weights, so that a misplaced key shows."""
     q, k, _ = random_qkv(rng, 1, 1, 64, 64, 64)
     given = operands(q, k, np.eye(64, dtype=np.float32)[None, None], qk, pv, smooth=False)
     got = ptxrt.attention(*given, qk=qk, pv=pv, causal=True, out_dtype=np.float32)
@@ -284,8 +285,8 @@ def test_values_of_the_identity_show_the_weights(machine, rng, qk, pv):
 
 @each_format
 def test_a_shift_of_all_keys_changes_nothing(machine, rng, qk, pv):
-    """Smoothing takes it away, but for bits that keys lose at eight times their size, seldom over a tie; outputs are
-    rounded twice."""
+    """Smoothing removes the shift, except that keys eight times as large lose low bits, which seldom crosses a tie;
+    both outputs are rounded."""
     q, k, v = random_qkv(rng, 1, 1, 20, 90, 64)
     call = dict(qk=qk, pv=pv, smooth_k=True)
     assert relative(ptxrt.attention(q, k + 8, v, **call), ptxrt.attention(q, k, v, **call)) < 5e-3
@@ -306,7 +307,8 @@ def test_scores_up_to_60(machine, rng, qk, pv):
 
 @each_format
 def test_large_finite_masks_are_relative(machine, rng, qk, pv):
-    """A row in which every key has the same large penalty is as without it, within what float32 resolves there."""
+    """A row whose keys all have the same large penalty is as without it, within the resolution of float32 at that
+    magnitude."""
     q, k, v = random_qkv(rng, 1, 1, 8, 100, 64)
     q, k, v = given = operands(q, k, v, qk, pv, smooth=False)
     values = held(*given, qk, pv)
@@ -319,19 +321,19 @@ def test_large_finite_masks_are_relative(machine, rng, qk, pv):
         assert relative(ptxrt.attention(*given, mask=mask, **call), want) < 1.2 * rounding(qk, pv)
         mean = np.broadcast_to(
             np.float64(values[2]).mean(axis=2, keepdims=True), (1, 1, 8, 64)
-        )  # beside it scores vanish
+        )  # the scores vanish beside the mask
         assert relative(ptxrt.attention(*given, mask=np.full_like(mask, large), **call), mean) < 1e-6
 
 
 # Scales
 
 
-# Bytes of the scales 1 and 8: ue8m0, and ue4m3 of nvfp4.
+# Bytes of the scales 1 and 8, in ue8m0 and in nvfp4's ue4m3.
 ONE_AND_EIGHT = {format: (0x38, 0x50) if block.two_level else (127, 130) for format, block in BLOCK_FORMATS.items()}
 
 
 def with_scales(x, byte: int):
-    """An operand with every scale the same byte."""
+    """An operand with all its scale bytes set to `byte`."""
     arrays = {name: array.copy() for name, array in x.arrays.items()}
     if x.role == "q":
         arrays["scales"][:] = byte
@@ -342,7 +344,7 @@ def with_scales(x, byte: int):
 
 @each_format
 def test_scales_eight_times_as_large(machine, rng, qk, pv):
-    """Of Q and K: the same as 64 times the softmax scale, bit for bit; of V: 8 times the output."""
+    """On Q and K: bit-identical to 64 times the softmax scale; on V: 8 times the output."""
     given = operands(*random_qkv(rng, 1, 2, 20, 100, 64), qk, pv, smooth=False)
     one, eight = ONE_AND_EIGHT[qk]
     call = dict(qk=qk, pv=pv, return_lse=True, out_dtype=np.float32)
@@ -358,7 +360,7 @@ def test_scales_eight_times_as_large(machine, rng, qk, pv):
 
 @each_format
 def test_scaled_arrays_have_scaled_results(machine, rng, qk, pv):
-    """Powers of two in rows of Q and in V come out again bit for bit; those of 2^10 in Q and K stay finite."""
+    """Powers of two on rows of Q and on V scale the results bit for bit; 2^10 on Q and K stays finite."""
     q, k, v = random_qkv(rng, 1, 2, 10, 100, 64)
     call = dict(qk=qk, pv=pv, smooth_k=False, out_dtype=np.float32)
     want = ptxrt.attention(q, k, v, **call)
@@ -388,7 +390,7 @@ def test_prepared_calls_take_operands(machine, rng, qk, pv):
     call = ptxrt.prepare(ptxrt.attention, *given, qk=qk, pv=pv, out=out)
     call(*given, out=out)
     np.testing.assert_array_equal(out.to_numpy(), want)
-    for _ in range(2):  # the second is remembered
+    for _ in range(2):  # the second call is the remembered one
         np.testing.assert_array_equal(ptxrt.attention(*given, qk=qk, pv=pv, out=out).to_numpy(), want)
 
 

@@ -1,4 +1,5 @@
-"""Every format over what peers test: lengths around tile sizes, head dimensions, groups, masks; real sizes on a GPU."""
+"""Every format over the cases that other libraries test: lengths around tile sizes, head dimensions, groups, masks;
+real sizes on a GPU."""
 
 import ml_dtypes
 import numpy as np
@@ -9,7 +10,8 @@ from attention_arrays import BLOCK_WAYS, WAYS, bits, held, largest_dim, random_q
 from ptxrt.accuracy import Tolerance
 from ptxrt.ops.attention import exact_attention
 
-# Lengths that FlashAttention, FlashInfer and SageAttention test, queries fewer and more than keys; then small ones.
+# Lengths that FlashAttention, FlashInfer and SageAttention test, with fewer and with more queries than keys; then small
+# ones.
 REAL = [
     (1, 1),
     (1, 1023),
@@ -39,8 +41,8 @@ DIMS = (32, 64, 96, 128, 192, 256)
 
 
 def sample(index: int, qk: str, pv: str, times: int):
-    """`times` combinations of options, heads and head dimensions, others at each index of lengths; of 192 every second
-    time 128 for V."""
+    """`times` combinations of options, heads and head dimensions, different for each index of lengths. With D = 192
+    every other one has Dv = 128."""
     dims = [dim for dim in DIMS if dim <= largest_dim(qk, pv)]
     for i in range(times * index, times * (index + 1)):
         dim = dims[i % len(dims)]
@@ -49,12 +51,11 @@ def sample(index: int, qk: str, pv: str, times: int):
 
 
 def compare(rng, qk, pv, queries, keys, options, heads, dims, again=False):
-    """A call against float64 attention of what its operands hold.
+    """Compare a call with float64 attention of its operands' values.
 
-    Relative L2: the rounding of weights, and of the output to 16 bits; a row or two have no average, they get twice as
-    much. What it does not tell is whether the error is common to all: of that the gain may show half, since codes of
-    four bits lose small weights beside large ones, which makes sharp rows sharper. Where `again`, a second call gives
-    the same bits.
+    The bound of relative L2 is the rounding of weights, plus that of the output to 16 bits; twice that for at most 64
+    rows, which average less. The gain detects an error common to all elements; its bound is half of that, since
+    four-bit codes lose small weights beside large ones. With `again`, a second call must give the same bits.
     """
     q, k, v = random_qkv(rng, 2, heads[0], queries, keys, dims[0], heads_kv=heads[1], dim_v=dims[1])
     if (qk, pv) in BLOCK_WAYS:
@@ -78,7 +79,7 @@ def compare(rng, qk, pv, queries, keys, options, heads, dims, again=False):
 
 
 def unsmoothed(q, k, v, qk, pv):
-    """What is multiplied, keys as they are."""
+    """The values that the kernel multiplies, without smoothing of keys."""
     if (qk, pv) in BLOCK_WAYS:
         q, k = ptxrt.quantize_operand(q, qk, role="q"), ptxrt.quantize_operand(k, qk, role="k", smooth=False)
     return held(q, k, v, qk, pv)
@@ -87,7 +88,7 @@ def unsmoothed(q, k, v, qk, pv):
 @pytest.mark.parametrize("index, lengths", list(enumerate(SMALL)), ids=str)
 @pytest.mark.parametrize("qk, pv", BLOCK_WAYS)
 def test_small_sizes(emulator, rng, qk, pv, index, lengths):
-    """In 16 bits test_attention.py does so, with more."""
+    """test_attention.py covers the 16-bit formats."""
     for options, heads, dims in sample(index, qk, pv, 1):
         compare(rng, qk, pv, *lengths, options, heads, dims)
 
@@ -105,12 +106,12 @@ def test_real_sizes(gpu, rng, qk, pv, index, lengths):
 @pytest.mark.parametrize("queries", [1, 16])
 @pytest.mark.parametrize("qk, pv", WAYS)
 def test_long_keys_and_few_rows(gpu, rng, qk, pv, queries):
-    """Keys in as many runs as fill a GPU."""
+    """As many splits of the keys as fill a GPU."""
     compare(rng, qk, pv, queries, 16384, dict(causal=True), (8, 2), (128, 128))
 
 
 def test_the_sample_covers():
-    """Over the lengths every format meets every option, number of heads and head dimension."""
+    """Over the lengths every format meets every option, head count and head dimension."""
     for qk, pv in WAYS:
         options, heads, dims = zip(*(each for index in range(len(REAL)) for each in sample(index, qk, pv, 2)))
         assert all(option in options for option in OPTIONS) and set(heads) == set(HEADS)

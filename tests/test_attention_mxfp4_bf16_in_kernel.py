@@ -1,4 +1,4 @@
-"""Attention that quantizes Q and K as it loads them, on every machine: exact scores, every option, ragged sizes, NaN,
+"""Attention that quantizes Q and K while loading them, on every machine: exact scores, every option, ragged sizes, NaN,
 errors."""
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ DTYPES = [np.float32, np.float16, BF16]
 
 
 def reference(q, k, v, **options):
-    """Float64 attention of the dequantized Q and K and of V rounded to bfloat16, and its lse."""
+    """Float64 attention, out and lse, of the dequantized Q and K and of V rounded to bfloat16."""
     return exact_attention(*ATTENTION["mxfp4", "bf16", "in_kernel"].values(q, k, v), **options)
 
 
@@ -27,8 +27,7 @@ def attention(q, k, v, **options):
 
 
 def assert_close(got, want):
-    """The project's tolerance for attention, from the declaration; rows of a few keys have the gain of one rounded
-    weight."""
+    """Check the tolerance of the declaration, with the gain of one rounded weight for rows of few keys."""
     output = "out_f32" if got.dtype == np.float32 else "out_bf16"
     comparison = ptxrt.compare(got, want)
     missed = replace(attention_mxfp4_bf16_in_kernel.tolerance(output), gain=2.0**-9).misses(comparison)
@@ -79,7 +78,7 @@ def test_small_integers_give_exact_scores(machine, rng, dim):
 
 
 def test_blocks_of_different_scales_keep_apart(machine, rng):
-    """Each row and each block of 32 has its own power of two: a scale of the wrong lane shows."""
+    """Each row and each block of 32 has its own power of two, so that a scale of the wrong lane shows."""
     q, k = (rng.integers(-2, 3, (1, 1, 64, 128)).astype(np.float32) for _ in range(2))
     q[..., ::32], k[..., ::32] = 2, 2
     blocks = np.arange(128) // 32
@@ -167,7 +166,7 @@ def test_any_scale(machine, rng, scale):
 
 
 def test_rows_grow_along_the_keys(machine):
-    """Scores that rise from tile to tile: every new maximum rescales what was summed."""
+    """Scores increase from tile to tile: every new maximum rescales the sums."""
     q = np.ones((1, 1, 16, 32), np.float32)
     k = np.repeat(np.arange(1, 201, dtype=np.float32)[:, None] / 16, 32, 1)[None, None]
     v = np.broadcast_to(np.linspace(-1, 1, 200, dtype=np.float32)[:, None], (1, 1, 200, 32))
@@ -193,7 +192,7 @@ ALL = dict(
 @pytest.mark.parametrize("text", ["native", "portable"])
 @pytest.mark.parametrize("name", ALL)
 def test_every_option(rng, name, text):
-    """Groups of heads, a head dimension of V of its own that no tile has, and one option or several, on both texts."""
+    """Grouped heads, a Dv that no tile has, and one or several options, on both texts."""
     options, batch = ALL[name], 1 if name == "packed" else 2
     q, k, v = random_qkv(rng, batch, 4, 21, 150, 60, np.float16, heads_kv=2, dim_v=44)
     given = dict(
@@ -215,13 +214,13 @@ def test_every_option(rng, name, text):
 @pytest.mark.parametrize("dim, dim_v", HEAD_DIMS)
 def test_every_head_dimension(machine, rng, dim, dim_v):
     q, k, v = random_qkv(rng, 1, 2, 20, 100, dim, BF16, heads_kv=1, dim_v=dim_v)
-    for cut in (0, 7):  # whole rows, and rows that are filled up
+    for cut in (0, 7):  # whole rows, and rows that need padding
         some = [np.ascontiguousarray(x[..., : x.shape[-1] - cut]) for x in (q, k, v)]
         assert_close(attention(*some, causal=True, out_dtype=np.float32), reference(*some, causal=True)[0])
 
 
 def test_few_rows_are_split(machine, rng):
-    """Many keys in several runs, merged; and the parts themselves."""
+    """Many keys in several splits, merged; and unnormalized results of two halves."""
     q, k, v = random_qkv(rng, 1, 4, 2, 900, 64, heads_kv=1)
     options = dict(causal=True, sinks=rng.standard_normal(4, dtype=np.float32))
     want, want_lse = reference(q, k, v, **options)
@@ -238,7 +237,7 @@ def test_few_rows_are_split(machine, rng):
 
 
 def test_layouts_and_views(machine, rng):
-    """The same values in [B, S, H, D], as views and in rows off 16 bytes give the same bits."""
+    """The same values in [B, S, H, D], as views, and in rows not aligned to 16 bytes give the same bits."""
     q, k, v = random_qkv(rng, 2, 2, 20, 70, 64, np.float16)
     want = attention(q, k, v)
     got = attention(*(x.swapaxes(1, 2) for x in (q, k, v)), layout="bshd")
@@ -251,7 +250,7 @@ def test_layouts_and_views(machine, rng):
 
 
 def test_a_kernel_takes_rows_at_any_address(machine, rng):
-    """The kernel itself, of rows that begin off 16 bytes: every load of an element by itself."""
+    """The kernel itself on rows not aligned to 16 bytes, where it loads every element separately."""
     q, k, v = (
         ptxrt.to_device(np.pad(x, [(0, 0)] * 3 + [(3, 2)]))[..., 3:67] for x in random_qkv(rng, 1, 1, 20, 70, 64)
     )
@@ -269,7 +268,7 @@ def test_types_may_differ(machine, rng):
 
 
 def test_values_of_any_size(machine, rng):
-    """Sums of values near both ends of bfloat16 have the relative error of ordinary ones."""
+    """Sums of values near both ends of bfloat16 have the usual relative error."""
     q, k, v = random_qkv(rng, 1, 1, 20, 200, 64)
     want, _ = reference(q, k, v)
     for power in (-112, -60, 60, 120):
@@ -282,7 +281,7 @@ def test_values_of_any_size(machine, rng):
 
 
 def test_what_lies_behind_the_last_key_cannot_matter(machine, rng):
-    """The second head starts where the first one ends: its NaN stay its own."""
+    """The second head's memory follows the first one's: its NaN must not reach the first."""
     q, k, v = random_qkv(rng, 1, 2, 20, 37, 32)
     want, _ = reference(q, k, v)
     k[:, 1], v[:, 1] = np.nan, np.nan
@@ -365,10 +364,10 @@ def test_an_empty_batch_gives_an_empty_result(emulator):
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
 @pytest.mark.parametrize("dim", [64, 128])
 def test_no_bank_conflicts(rng, dim, dtype):
-    """The native text, with whole and ragged tiles: every access to shared memory takes as few passes as its width
+    """The native text, with whole and ragged tiles: each access to shared memory takes the fewest passes that its width
     allows.
 
-    Wider keys have two words of scales to a row, which take two passes in every format of 4 bits.
+    Wider keys have two words of scales per row, which take two passes in every 4-bit format.
     """
     with ptxrt.using("emulator", bank_conflicts=True) as backend:
         attention(*random_qkv(rng, 1, 1, 70, 150, dim, dtype), causal=True, return_lse=True)

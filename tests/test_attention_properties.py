@@ -1,4 +1,4 @@
-"""What holds for every format of attention and any small problem: batches, groups, order, truncation, segments."""
+"""Properties of attention in every format on small problems: batches, groups, order of keys, truncation, segments."""
 
 import ml_dtypes
 import numpy as np
@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 import ptxrt
 from attention_arrays import BLOCK_WAYS, WAYS, bits, block_of, operands, random_qkv, relative
 
-#: Two calls and more to an example, each a tenth of a second or two where operands are quantized.
-#: To make a failing example smaller would take minutes.
+#: Each example makes two or more calls, each of one or two tenths of a second if operands are quantized. Shrinking a
+#: failing example would take minutes.
 few = settings(max_examples=12, deadline=None, phases=[phase for phase in Phase if phase is not Phase.shrink])
 
 
 @st.composite
 def problems(draw, ways=WAYS):
-    """Small problems of any shape in any format: random numbers, the arrays, and options that hold for each batch and
-    head."""
+    """Small problems of any shape in any format: (random generator, q, k, v, options that apply to each batch and
+    head)."""
     qk, pv = draw(st.sampled_from(ways))
     batch, heads_kv, group = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
     queries, keys, dim = draw(st.integers(1, 40)), draw(st.integers(1, 140)), draw(st.sampled_from([24, 32, 64]))
@@ -29,14 +29,14 @@ def problems(draw, ways=WAYS):
 
 
 def unmasked(options) -> dict:
-    """The options that do not tell one key from another."""
+    """The options under which all keys are equivalent."""
     return {name: options[name] for name in ("qk", "pv", "softcap")}
 
 
 @few
 @given(problem=problems())
 def test_a_batch_and_its_heads_equal_their_items(problem):
-    """Bit for bit, lse too; and so does the same call made again."""
+    """Bit for bit, including lse; a repeated call gives the same bits."""
     _, q, k, v, options = problem
     with ptxrt.using("emulator"):
         out, lse = ptxrt.attention(q, k, v, return_lse=True, **options)
@@ -67,7 +67,7 @@ def test_grouped_heads_equal_repeated_ones(problem):
 @few
 @given(problem=problems(), data=st.data())
 def test_key_lengths_truncate(problem, data):
-    """Bit for bit, whatever lies behind the last key."""
+    """Bit for bit, whatever the keys beyond the length hold."""
     _, q, k, v, options = problem
     lengths = data.draw(st.lists(st.integers(1, k.shape[2]), min_size=len(q), max_size=len(q)))
     for batch, length in enumerate(lengths):
@@ -86,7 +86,7 @@ def test_key_lengths_truncate(problem, data):
 @few
 @given(problem=problems())
 def test_keys_may_be_permuted_with_their_values(problem):
-    """Without a mask the order of keys, within a block that shares scales, changes nothing but that of float32 sums."""
+    """Without a mask, permuting keys within a block that shares scales changes only the order of float32 sums."""
     rng, q, k, v, options = problem
     keys, block = k.shape[2], block_of(options["pv"])
     if block == 1:
@@ -97,7 +97,7 @@ def test_keys_may_be_permuted_with_their_values(problem):
         )
     call = dict(unmasked(options), out_dtype=np.float32)
     if (options["qk"], options["pv"]) in BLOCK_WAYS:
-        call["smooth_k"] = False  # the mean is one more sum whose order changes
+        call["smooth_k"] = False  # the mean is another sum whose order would change
     with ptxrt.using("emulator"):
         got = ptxrt.attention(q, k[:, :, order], v[:, :, order], **call)
         assert relative(got, ptxrt.attention(q, k, v, **call)) < 1e-5
@@ -110,10 +110,10 @@ def test_keys_may_be_permuted_with_their_values(problem):
     factor=st.sampled_from([1, 5, 20]),
 )
 def test_segments_merge_to_the_whole(problem, at, factor):
-    """Segments merged equal one pass: weights are rounded alike, whatever the maximum they are relative to.
+    """Merged segments equal one pass: weights are rounded alike, whatever the maximum they are relative to.
 
-    1e-5 is what float32 sums in another order, of terms of both signs, may differ by. One weight in a thousand rounded
-    to the other side would be 1e-4.
+    The bound of 1e-5 allows for float32 sums in another order, with terms of both signs. One weight in a thousand
+    rounded to the other side would cost 1e-4.
     """
     _, q, k, v, options = problem
     cut = max(1, min(k.shape[2] - 1, round(at * k.shape[2])))
@@ -143,9 +143,9 @@ def test_segments_of_block_formats_merge_to_the_whole(formats, queries, runs, la
     """Segments merged by row_max and row_sum equal one pass: codes of weights do not depend on the maximum they are
     relative to.
 
-    So float32 sums are all that differs, 1e-5. But where scores of a row are far apart there are weights, and scales of
-    weights, of 2^-14 and less beside the largest, where e4m3 is subnormal: 1e-3. Segments are whole blocks of 32 keys;
-    scores rise along the keys by `rise`.
+    Only the order of float32 sums differs: 1e-5. If the scores of a row are far apart, weights and scales of weights
+    below 2^-14 of the largest are subnormal in e4m3: 1e-3. Segments are whole blocks of 32 keys; scores rise along the
+    keys by `rise`.
     """
     qk, pv = formats
     rng, keys, cut = np.random.default_rng(seed), 32 * (runs - 1) + last, 32 * max(1, round(at * (runs - 1)))

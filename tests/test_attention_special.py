@@ -1,4 +1,4 @@
-"""NaN and infinities in any place beside any option, and values of any magnitude, in every pair of formats, against
+"""NaN and infinities in any place with any option, and values of any magnitude, in every pair of formats, against
 float64."""
 
 from itertools import product
@@ -19,7 +19,7 @@ from tests.fuzz import exact
 BF16 = ml_dtypes.bfloat16
 QUERIES = 20
 
-# An option -> its arguments for `heads` heads and `keys` keys.
+# Option -> its arguments for `heads` heads and `keys` keys.
 OPTIONS = {
     "plain": lambda rng, heads, keys: {},
     "causal": lambda rng, heads, keys: dict(causal=True),
@@ -35,8 +35,8 @@ OPTIONS = {
         mask=normal(rng, 1, heads, QUERIES, keys), softcap=3.0, causal=True, sinks=normal(rng, heads), scale=-0.2
     ),
 }
-# Where a value is put that is no number: the array, and the place in a head of it. Row 5 of q sees keys 0 and 70, but
-# under windows.
+# Where a special value is put: the array, and the index within a head. Row 5 of q sees keys 0 and 70, except under
+# windows.
 PLACES = {
     "q": ("q", (5, 3)),
     "first key": ("k", (0, 3)),
@@ -63,12 +63,12 @@ def each_way(test):
 
 
 def smallest_dim(qk, pv):
-    """The smallest head dimension of a way."""
+    """The smallest head dimension of a format pair."""
     return min(np.ravel(list(way_of(qk, pv).kernel.variants.values())[0]))
 
 
 def spoiled(option: str, way: dict, keys: int):
-    """Arrays and options of a call, in which every case has a head of its own; and which cases change something."""
+    """(arrays, options, which cases apply) of a call in which every case has its own head."""
     rng = np.random.default_rng(5)
     arrays = dict(zip("qkv", random_qkv(rng, 1, len(CASES), QUERIES, keys, smallest_dim(**way))))
     options = OPTIONS[option](rng, len(CASES), keys)
@@ -88,8 +88,8 @@ def spoiled(option: str, way: dict, keys: int):
     [*((option, 150) for option in OPTIONS), *((option, 700) for option in ("plain", "float mask", "sinks"))],
 )
 def test_no_nan_and_no_infinity_is_lost(machine, way, option, keys):
-    """A row is NaN where float64 attention of what the operands hold is, in the output and in the LSE; all others are
-    as they were."""
+    """A row is NaN where float64 attention of the operands' values is, in the output and in lse; other rows are
+    unaffected."""
     arrays, options, applies = spoiled(option, way, keys)
     if way["qk"] in BLOCK_FORMATS:
         arrays = dict(zip("qkv", operands(*arrays.values(), **way, dim=smallest_dim(**way), smooth=False)))
@@ -103,9 +103,7 @@ def test_no_nan_and_no_infinity_is_lost(machine, way, option, keys):
             continue
         case = f"{special} in {place} beside {option}"
         got, expected = out[0, head], want[0, head]
-        if (
-            place == "v"
-        ):  # 0 times NaN is NaN: it also reaches rows that do not see the key, which are the kernel's own matter
+        if place == "v":  # 0 * NaN is NaN: whether NaN reaches rows that do not see the key is unspecified
             sees = weights[0, head, :, 0] > 2.0**-20
             column = got[:, 3]
             assert not np.isfinite(column[sees]).any(), case
@@ -126,7 +124,8 @@ def test_no_nan_and_no_infinity_is_lost(machine, way, option, keys):
 @each_way
 @pytest.mark.parametrize("keys", [20, 150])
 def test_masks_of_minus_infinity_beside_products_beyond_float32(machine, way, keys):
-    """A float mask is added: -inf beside a product of +inf is NaN, beside -inf it hides. A bool mask always hides."""
+    """A float mask is added: -inf plus a product of +inf is NaN, plus -inf it hides the key. A bool mask always hides
+    it."""
     dim = smallest_dim(**way)
     q, k, v = np.zeros((1, 1, 2, dim), np.float32), np.zeros((1, 1, keys, dim), np.float32), np.ones((1, 1, keys, dim))
     q[0, 0, :, 0], k[0, 0, 3, 0] = (2, -2), 2e38
@@ -136,13 +135,13 @@ def test_masks_of_minus_infinity_beside_products_beyond_float32(machine, way, ke
     shown = np.arange(keys)[None, None, None] != 3
     added = np.where(shown, 0, -np.inf).astype(np.float32)
     for mask, want in ((added, (np.nan, 1)), (shown, (1, 1))):
-        with np.errstate(over="ignore"):  # of K in f16
+        with np.errstate(over="ignore"):  # K overflows f16
             out = ptxrt.attention(*arrays, **way, scale=1.0, mask=mask, out_dtype=np.float32)
         np.testing.assert_array_equal(out[0, 0], np.broadcast_to(np.float32(want)[:, None], (2, dim)))
 
 
 def test_random_calls_expect_either_of_a_mask_of_minus_infinity_beside_a_product_beyond_float32():
-    """NaN and 0 are right for a row that sees nothing else, whatever the scale makes of the product in float64."""
+    """For a row that sees nothing else both NaN and 0 are right, whatever the product scaled in float64."""
     scores = np.full((1, 1, 1, 4), 4e37)
     arguments = dict(pv="bf16", out_dtype="float32", shown=np.ones(scores.shape, bool), spans=[(0, 0, 4)])
     values = np.ones((1, 1, 4, 8))
@@ -157,7 +156,7 @@ def test_random_calls_expect_either_of_a_mask_of_minus_infinity_beside_a_product
 
 
 def with_magnitudes(rng, keys: int, columns: int, low: int, high: int) -> np.ndarray:
-    """Normal values [1, 1, keys, columns] whose columns have magnitudes from 2**low to 2**high; the last column is
+    """Normal values [1, 1, keys, columns] with magnitudes from 2**low to 2**high by column; the last column is
     zeros."""
     exponents = np.linspace(low, high, columns - 1).round()
     x = np.ldexp(
@@ -168,7 +167,7 @@ def with_magnitudes(rng, keys: int, columns: int, low: int, high: int) -> np.nda
 
 
 def errors_by_column(got, want):
-    """The relative L2 of each column of the last axis, those of zeros 0."""
+    """The relative L2 of each column of the last axis; 0 for columns of zeros."""
     got, want = (np.asarray(x, np.float64).reshape(-1, x.shape[-1]) for x in (got, want))
     norm = np.linalg.norm(want, axis=0)
     return np.linalg.norm(got - want, axis=0) / np.where(norm == 0, 1, norm)
@@ -186,11 +185,10 @@ VALUE_OPTIONS = {
 @pytest.mark.parametrize("qk", ["bf16", "mxfp8", "nvfp4"])
 @pytest.mark.parametrize("option, keys", [*((option, 150) for option in VALUE_OPTIONS), ("plain", 700)])
 def test_values_of_any_magnitude_in_bf16(machine, rng, qk, option, keys):
-    """Columns of V from 2^-112 to the largest side by side have the error of ordinary ones, each for itself; zeros stay
-    zeros.
+    """Columns of V with magnitudes from 2^-112 to the largest side by side: each has the error of ordinary columns, and
+    zeros stay zeros.
 
-    Outputs of the smallest are normal numbers. Where keys are split, sums are not divided before they are merged:
-    columns up to 2^110.
+    Outputs of the smallest column are normal numbers. Splits merge unnormalized sums: with them columns go up to 2^110.
     """
     dim = smallest_dim(qk, "bf16")
     q, k, _ = random_qkv(rng, 1, 1, QUERIES, keys, dim)
@@ -208,8 +206,8 @@ def test_values_of_any_magnitude_in_bf16(machine, rng, qk, option, keys):
         assert not got[..., -1].astype(np.float32).any()
 
 
-# Format of V -> powers of two that all of V is multiplied by. In block formats sums of weights up to 2^8 or 2^11 times
-# V are not divided before the end, and codes of the smallest scales are subnormal.
+# Format of V -> powers of two that multiply all of V. Block formats sum V times weights of up to 2^8 or 2^11 before
+# they divide, and codes under the smallest scales are subnormal.
 FACTORS = {
     "bf16": (-118, -60, 60, 120),
     "f16": (-16, 12),
@@ -222,7 +220,7 @@ FACTORS = {
 @each_way
 @pytest.mark.parametrize("keys", [150, 700])
 def test_values_times_a_power_of_two_give_as_much_of_the_output(machine, rng, way, keys):
-    """To the last bits, at both ends of what each format of V holds."""
+    """Up to rounding of sums, at both ends of the range of each format of V."""
     dim = smallest_dim(**way)
     q, k, v = random_qkv(rng, 1, 1, QUERIES, keys, dim)
     v = np.round(64 * v) / 64
@@ -233,7 +231,7 @@ def test_values_times_a_power_of_two_give_as_much_of_the_output(machine, rng, wa
 
 
 def test_values_at_the_end_of_float32_do_not_overflow_where_keys_are_split(machine, rng):
-    """Splits give sums that are not divided: of large values they are lowered, and their maxima as much higher."""
+    """Splits write unnormalized sums: those of large values are scaled down, and their maxima raised by as much."""
     q, k, _ = random_qkv(rng, 1, 1, 8, 700, 32)
     v = np.full((1, 1, 700, 32), BF16(3e38)).astype(np.float32)
     out, lse = ptxrt.attention(q, k, v, out_dtype=np.float32, return_lse=True)
@@ -249,26 +247,26 @@ def test_values_at_the_end_of_float32_do_not_overflow_where_keys_are_split(machi
 
 
 def bounds(query: int, queries: int, keys: int, left: int, right: int) -> tuple[int, int]:
-    """The keys that a query sees by the sums of op/problem.cuh, each checked to fit 32 bits."""
+    """The keys [first, end) that a query sees, by the sums of op/problem.cuh, each checked to fit 32 bits."""
     first_offset = fits(fits(keys - queries) - min(left, keys))
     end_offset = fits(fits(fits(keys - queries) + min(right, queries - 1)) + 1)
     return max(fits(query + first_offset), 0), min(fits(query + end_offset), keys)
 
 
 def fits(value: int) -> int:
-    """A value that an int of C holds."""
+    """Assert that a value fits a C int, and return it."""
     assert -(2**31) <= value < 2**31
     return value
 
 
-# What a grid of 65535 blocks of at most 256 rows can have.
+# The limit of a grid of 65535 blocks with at most 256 rows each.
 MOST_QUERIES = 65535 * 256
 SIZES = [1, 2, 63, 64, 65, 2**16, 2**30 - 1, 2**30, 2**30 + 1, 2**31 - 2**25, LARGEST_SIZE - 1, LARGEST_SIZE]
 
 
 def test_windows_of_any_keys_fit_32_bits():
-    """The bounds of op/problem.cuh are those of the definition, and no sum leaves 32 bits, up to the largest size that
-    is passed."""
+    """The bounds of op/problem.cuh equal those of the definition, and no sum overflows 32 bits, up to the largest
+    accepted size."""
     sides = [0, 1, 100, 2**30, 2**31 - 2, OPEN]
     for keys, queries in product(SIZES, [n for n in SIZES if n <= MOST_QUERIES] + [MOST_QUERIES]):
         for left, right, query in product(sides, sides, sorted({0, queries // 2, queries - 1})):
@@ -278,8 +276,8 @@ def test_windows_of_any_keys_fit_32_bits():
 
 
 def test_tiles_and_splits_of_any_keys_fit_32_bits():
-    """What kernels make of a number of keys: tiles rounded up, the ends of splits, tiles of packed sequences, indices
-    of gathered scores."""
+    """Numbers that kernels derive from the key count: tiles rounded up, ends of splits, tiles of packed sequences,
+    indices of gathered scores."""
     for keys, sequences, splits in product(SIZES, (1, 65535), (1, 264)):
         split_keys = fits(fits(fits(keys + 63) // 64 + splits - 1) // splits * 64)
         fits(fits((splits - 1) * split_keys) + split_keys)
@@ -290,7 +288,7 @@ def test_tiles_and_splits_of_any_keys_fit_32_bits():
 
 
 def test_sizes_that_leave_no_room_are_refused(emulator):
-    """In every kernel, before anything is launched. Keys that repeat one row need no memory."""
+    """Every kernel refuses them before it launches. Keys that repeat one row take no memory."""
     param = Param("u32", 4, 0)
     assert _integer_bytes("kernel", 3, param, LARGEST_SIZE) == LARGEST_SIZE.to_bytes(4, "little")
     words = f"does not fit parameter 3 of 4 bytes, at most {LARGEST_SIZE} is passed in 32 bits; split the call"
@@ -323,7 +321,8 @@ def test_views_that_go_backwards_are_refused_by_the_function_that_was_called(mac
 @pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, BF16], ids=lambda d: np.dtype(d).name)
 def test_operands_from_any_address(machine, rng, dtype, queries):
-    """q, k and v that begin off 16 bytes, of one row or more, as the same values elsewhere, in every block format."""
+    """q, k and v not aligned to 16 bytes, of one row or more, give the same bits as aligned ones, in every block
+    format."""
     x = random_qkv(rng, 1, 1, queries, queries, 64, dtype=dtype)
     off = [ptxrt.to_device(np.concatenate([np.zeros(1, dtype), a.ravel()]))[1:].reshape(a.shape) for a in x]
     assert all(a.address % 16 for a in off)

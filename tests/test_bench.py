@@ -1,4 +1,4 @@
-"""`ptxrt bench` and what it is made of: on the stand-in for the driver, whose every time is 0.25 ms, and at tiny sizes
+"""`ptxrt bench` and its parts: on the stand-in for the driver, where every measured time is 0.25 ms, and at tiny sizes
 on a GPU."""
 
 import json
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(autouse=True)
 def without_cupy_on_the_stand_in(request, monkeypatch):
-    """CuPy, where it is installed, would take addresses of the stand-in for a device's."""
+    """If CuPy is installed, it would take the stand-in's host addresses for device addresses."""
     if "cuda" in request.fixturenames:
         monkeypatch.setitem(sys.modules, "cupy", None)
 
@@ -71,7 +71,7 @@ LAUNCH_ROW = {"side", "microseconds", "fastest", "slowest", "ratio", "machine", 
 
 QUANTIZE = ("bench", "quantize", "--shape", "32x64", "--repeat", "2")
 ATTENTION = ("bench", "attention", "--shape", "b1h2s32d32", "--repeat", "2")
-# All that attention is measured with unasked: formats of the two products, and what it is given.
+# What `bench attention` measures by default: formats of the two products, and the kind of operands.
 SIDES = [
     *(("bf16", "bf16", "arrays"), ("f16", "f16", "arrays")),
     *(
@@ -86,10 +86,10 @@ SIDES = [
     ),
     ("mxfp4", "bf16", "in_kernel"),
 ]
-# What quantizes operands, whose time is given by itself.
+# Quantizing of operands, which is timed separately.
 PROLOGUES = [(qk, pv, "prologue") for qk, pv, operands in SIDES if operands == "quantized"]
-# Between which relative L2 of normal values with few keys lies: half of the least and twice the most that came at the
-# shapes below. A wrong slice gives 1.4.
+# Bounds of relative L2 for normal values with few keys: half of the smallest and twice the largest value observed at
+# the shapes below. A wrong slice gives 1.4.
 ERRORS = {
     ("bf16", "bf16"): (7e-4, 7e-3),
     ("f16", "f16"): (7e-4, 7e-3),
@@ -108,7 +108,7 @@ PRODUCT_ROW = TIMES | {
     *("bytes", "gb_per_s", "read_gb_per_s", "share_of_read"),
 }
 GEMM = ("bench", "gemm", "--shape", "m70n40k64", "--repeat", "2")
-# Between which relative L2 of products of normal values lies, as ERRORS.
+# Bounds of relative L2 for products of normal values, chosen like ERRORS.
 PRODUCT_ERRORS = {
     **{"bf16": (1e-3, 6e-3), "f16": (1e-3, 6e-3), "mxfp8": (0.01, 0.1)},
     **{"mxfp4": (0.05, 0.4), "nvfp4": (0.03, 0.3)},
@@ -116,7 +116,7 @@ PRODUCT_ERRORS = {
 
 
 def call(*arguments):
-    """Run the command line in this process, on the machine that is current."""
+    """Run the command line in this process, on the current machine."""
     with ptxrt.using(selection.current().name):
         return CliRunner().invoke(main, list(map(str, arguments)))
 
@@ -128,7 +128,7 @@ def report(*arguments):
 
 
 def refuse(*arguments, part):
-    """The call fails with a message that holds `part`, without a traceback."""
+    """Check that the call fails with a message that contains `part`, without a traceback."""
     result = call(*arguments)
     assert result.exit_code not in (0, None) and isinstance(result.exception, SystemExit), result.output
     assert part in result.output and "Traceback" not in result.output
@@ -218,12 +218,13 @@ def test_attention_reports_rates_and_errors(cuda):
         if row["causal"] is None:
             assert row["tflops"] is row["share_of_mma_rate"] is row["relative_l2"] is None and row["mma_tflops"] == {}
             continue
-        assert set(row["mma_tflops"]) == {"mma_rate_bf16"}  # all that the portable machine multiplies with
+        assert set(row["mma_tflops"]) == {"mma_rate_bf16"}  # the portable machine multiplies with this alone
         least, most = ERRORS[row["qk"], row["pv"]]
         assert least < row["relative_l2"] < most
-    # Decoding moves Q, K, V and the output: 64 keys twice, a query and a result, of 64 elements in 2 bytes.
+    # Decoding moves Q, K, V and the output: K and V of 64 keys, one query and one result, of 64 elements of 2 bytes.
     assert next(r["bytes"] for r in rows if r["shape"]["dim"] == 64) == 2 * 64 * (64 + 64 + 1 + 1)
-    # 2 heads, 32 x 32 pairs, 32 elements, 2 products of 2 flops, in 0.25 ms; with the mask 33 / 64 of the pairs.
+    # 2 heads, 32 x 32 pairs, 32 elements, 2 products of 2 flops, in 0.25 ms; the causal mask leaves 33 / 64 of the
+    # pairs.
     plain, masked = (next(r for r in rows if r["causal"] is causal) for causal in (False, True))
     assert plain["tflops"] == pytest.approx(2 * 32 * 32 * 32 * 4 / 0.25e-3 / 1e12)
     assert masked["tflops"] == pytest.approx(plain["tflops"] * 33 / 64)
@@ -297,7 +298,8 @@ def test_native_machines_are_held_against_the_mma_of_each_product(install):
     assert len(rows) == len(SIDES)
     by_formats = {(row["qk"], row["pv"]): row for row in rows}
     bf16 = by_formats["bf16", "bf16"]["mma_tflops"]["mma_rate_bf16"]
-    # Relative to bf16's by the stand-in, for which everything takes as long: the depths of the instructions.
+    # Rates relative to bf16's. On the stand-in all launches take the same time, so these are the depths of the
+    # instructions.
     depths = {
         "mma_rate_bf16": 1,
         "mma_rate_mxf8f6f4_e2m1": 2,
@@ -399,7 +401,7 @@ def test_tables_name_card_machine_and_state(cuda):
     assert "Fake GPU" in call(*LAUNCH).stdout
 
 
-# How times are taken
+# Timing
 
 
 def test_sides_alternate_after_what_their_state_asks_for(cuda):
@@ -413,7 +415,7 @@ def test_sides_alternate_after_what_their_state_asks_for(cuda):
     assert seen == list("ab") * (2 + timing.WARM_UP)
     launched = [arguments[0].entry.name for name, arguments in cuda.calls if name == "cuLaunchKernel"]
     assert launched == ["amax_f32", "mma_rate_bf16"] * len(seen)
-    # Nothing is launched between the events but the call: both are recorded after what keeps the device busy.
+    # Only the call is launched between the events: both are recorded after the work that keeps the device busy.
     order = [name for name in cuda.names() if name in ("cuLaunchKernel", "cuEventRecord", "cuEventSynchronize")]
     assert order[:4] == ["cuLaunchKernel", "cuLaunchKernel", "cuEventRecord", "cuEventRecord"]
 
@@ -433,7 +435,7 @@ def test_times_know_their_middle_and_spread():
     assert times.fields() == dict(milliseconds=2.5, fastest=1.0, slowest=10.0, repeat=4)
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize("command", [QUANTIZE, ("bench", "dequantize"), ATTENTION, LAUNCH, GEMM, ("bench", "produce")])
@@ -583,7 +585,8 @@ def test_side_by_side_scripts_say_in_one_line_what_they_lack(script):
 
 @pytest.mark.parametrize("dtype, pairs", [("bf16", None), ("f16", [("f16", "f16")])])
 def test_side_by_side_attention_has_every_side(emulator, monkeypatch, dtype, pairs):
-    """Each gives what attention gives, in the type of its inputs, and says how many bytes of K and V it reads."""
+    """Each side returns the result of attention in the dtype of its inputs, and reports the bytes of K and V that it
+    reads."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import attention_vs_torch
 
@@ -616,13 +619,13 @@ def test_groups_and_gates_compute_what_stands_beside_them(emulator, monkeypatch)
     assert calls["groups"]().shape == calls["one product"]().shape == (132, 64)
     calls, _ = gemm_groups.gate(rows=70, cols=64, size=64)
     assert calls["plain product"]().shape == (70, 64)
-    # The gate of values that were rounded to bf16 in between.
+    # "three launches" rounds to bf16 before the gate.
     gated, apart = (np.asarray(calls[name]().to_numpy()) for name in ("gated and quantized", "three launches"))
     assert ptxrt.compare(gated, apart).relative_l2 < 0.03
 
 
 def small_models(monkeypatch):
-    """benchmarks/models_vs_torch.py, weights of both models and sizes that the emulator has time for."""
+    """benchmarks/models_vs_torch.py, and sizes and weights of both models that are small enough for the emulator."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import models_vs_torch
 
@@ -657,7 +660,7 @@ def test_side_by_side_models_have_rows_of_every_side(emulator, monkeypatch, tmp_
 
 
 def test_plain_pytorch_models_give_what_ours_give(emulator, monkeypatch, tmp_path):
-    """On weights in bf16, PyTorch on the processor: the same tokens and, nearly, the same embeddings."""
+    """With bf16 weights, PyTorch on the CPU gives the same tokens and nearly the same embeddings."""
     torch = pytest.importorskip("torch")
     monkeypatch.setenv("PTXRT_CACHE", str(tmp_path))
     script, sizes, encoder, language = small_models(monkeypatch)
@@ -673,7 +676,7 @@ def test_plain_pytorch_models_give_what_ours_give(emulator, monkeypatch, tmp_pat
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_plain_pytorch_quantizers_give_the_same_bytes(emulator, monkeypatch, dtype):
-    """What the quantizers are timed against computes the same, ties and zero blocks included."""
+    """The PyTorch quantizers of the benchmarks compute the same bytes, including ties and zero blocks."""
     torch = pytest.importorskip("torch")
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import torch_quantizers
@@ -725,9 +728,9 @@ def test_tiny_shapes_run_on_a_gpu(gpu):
 
 @pytest.mark.gpu
 def test_a_clock_counts_the_device_alone(gpu):
-    """A host that is late does not count; twice the work takes about twice as long.
+    """Delays of the host do not count; twice the work takes about twice as long.
 
-    The fastest of many samples: on a card that other processes use, too, most of them hold some of the others' work.
+    The test takes the fastest of many samples: on a shared card most samples include work of other processes.
     """
     clock = timing.Clock(repeat=40)
     kernel = ptxrt.kernels()["mma_rate_bf16"]
@@ -736,5 +739,5 @@ def test_a_clock_counts_the_device_alone(gpu):
     once, twice = (lambda: kernel(a, b, c=c, blocks=1, steps=20000)), (lambda: kernel(a, b, c=c, blocks=1, steps=40000))
     times = {name: min(times.samples) for name, times in clock.times({"once": once, "twice": twice}).items()}
     assert 1.7 < times["twice"] / times["once"] < 2.3
-    # An empty call takes next to no time although the host spends some on its events.
+    # An empty call takes almost no time, although the host spends time on its events.
     assert min(clock.times({"nothing": lambda: None})["nothing"].samples) < 0.02

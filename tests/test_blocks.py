@@ -42,7 +42,8 @@ def test_hard_blocks(f, rule):
 @each_format
 @each_rule
 def test_scales_at_every_decision(f, rule):
-    """Each rule's boundaries and two steps to either side, from the smallest subnormal to the largest number."""
+    """The decision boundaries of each rule and two float32 steps to either side, from the smallest subnormal to the
+    largest number."""
     x = exact_blocks.decision_blocks(exact_blocks.MX[f.name])
     largest = [exact_blocks.Fraction(float(v)) for v in exact_blocks.decision_magnitudes(exact_blocks.MX[f.name])]
     want = [exact_blocks.scale_byte(v, exact_blocks.MX[f.name], rule) for v in largest]
@@ -54,7 +55,7 @@ def test_scales_at_every_decision(f, rule):
 @each_format
 @each_rule
 def test_codes_are_those_of_ml_dtypes(f, rule, rng):
-    """Values under the scale, clipped and rounded by another library."""
+    """Scaled values, clipped and rounded by ml_dtypes, have the same codes."""
     x = (rng.standard_normal((64, 128)) * 2.0 ** rng.integers(-30, 30, (64, 1))).astype(np.float32)
     codes, scales = f.encode(x, rule)
     scaled = np.ldexp(x, 127 - np.repeat(scales.astype(int), 32, axis=1))
@@ -63,7 +64,7 @@ def test_codes_are_those_of_ml_dtypes(f, rule, rng):
 
 
 def test_rules_differ_where_they_should():
-    """floor, ceil, rceil and even, by hand: 6 is the largest e2m1, 3.5 rounds to the next octave."""
+    """floor, ceil, rceil and even by hand: 6 is the largest e2m1, and `even` rounds 7 to the next octave."""
     one = np.ones((1, 32), np.float32)
     expected = {
         1.0: (125, 125, 125, 125),
@@ -77,7 +78,7 @@ def test_rules_differ_where_they_should():
 
 @each_format
 def test_rceil_is_the_smallest_scale_that_does_not_saturate(f):
-    """But for one number: the float32 product rounds it down to 2**-127, as torchao's does."""
+    """Except for one number, which the float32 product rounds down to 2**-127, as in torchao."""
     element = exact_blocks.MX[f.name]
     top, off = element.magnitudes[-1], []
     for value in filter(None, exact_blocks.decision_magnitudes(element)):
@@ -100,7 +101,7 @@ def test_even_has_no_scale_for_what_it_rounds_to_infinity(f):
 @each_format
 @each_rule
 def test_no_finite_block_reaches_the_largest_scales(f, rule):
-    """So that the reciprocal of a scale is a normal number."""
+    """The reciprocal of a scale is thus a normal number."""
     finite = f.scale_bytes(np.array([0x7F7FFFFF, 0x7F000000, 0x7EFFFFFF], np.uint32), rule)
     assert finite[finite != 255].max() <= 253
 
@@ -152,7 +153,7 @@ def test_known_blocks():
 
 def test_encoding_what_was_decoded_changes_nothing(rng):
     codes = rng.integers(0, 256, (64, 48), dtype=np.uint8)
-    codes[:, ::16] |= 0x66  # a magnitude of 4 or 6 in every block, so that the scale is found again
+    codes[:, ::16] |= 0x66  # every block has a magnitude of 4 or 6, which determines its scale
     scales = rng.integers(10, 240, (64, 3), dtype=np.uint8)
     assert_same(mxfp4.encode(mxfp4.decode(codes, scales)), (codes, scales))
 
@@ -180,7 +181,7 @@ def test_any_axis_is_the_last_one_moved(f, axis, rng):
 
 
 def nv_blocks(rng):
-    """Normal values around many magnitudes, boundaries of e2m1, special values."""
+    """Normal values of many magnitudes, boundaries of e2m1, special values."""
     sizes = np.repeat(2.0 ** np.array([-149, -140, -127, -126, -60, -8, -3, 0, 1, 5, 30, 100, 120]), 6)[:, None]
     normal = (rng.standard_normal((sizes.size, 16)) * sizes).astype(np.float32)
     return np.concatenate([normal, exact_blocks.hard_blocks(block=16)[::3], exact_blocks.special_blocks(16)])
@@ -209,7 +210,7 @@ def test_nvfp4_of_any_numbers(rule, x, g):
 
 @pytest.mark.parametrize("rule", nvfp4.rules)
 def test_nvfp4_scales_at_every_decision(rule):
-    """Largest magnitudes that put the quotient on the boundaries of e4m3, and two steps to either side."""
+    """Largest magnitudes whose quotient lies on a boundary of e4m3, and two float32 steps to either side."""
     values = exact_blocks.E4M3.magnitudes
     points = [float((a + b) / 2 * 6) for a, b in zip(values, values[1:])] + [
         6 * 2.0**-9,
@@ -230,11 +231,12 @@ def test_known_nvfp4_blocks():
     assert [a.tolist() for a in nvfp4.encode(zeros - 0.0 + 6, 1.0)] == [[[0x77] * 8], [[0x38]]]
     assert [a.tolist() for a in nvfp4.encode(zeros * np.nan, 1.0)] == [[[0] * 8], [[0x7F]]]
     vanishing = np.float32(2**-149)
-    assert [a.tolist() for a in nvfp4.encode(-zeros, vanishing)] == [[[0] * 8], [[1]]]  # g * s is 0, signs go as well
+    assert [a.tolist() for a in nvfp4.encode(-zeros, vanishing)] == [[[0] * 8], [[1]]]  # g * s is 0, and signs are lost
 
 
 def test_four_over_six_takes_the_smaller_error():
-    """Nine tenths of the largest: 5.4 is far from 4 and 6, 3.6 is near 4."""
+    """Values of nine tenths of the largest: scaled to 6 they are 5.4, far from 4 and 6; scaled to 4 they are 3.6, close
+    to 4."""
     x = np.full((1, 16), 0.9, np.float32)
     x[0, 0] = 1
     amax, adaptive = (np.abs(nvfp4.decode(*nvfp4.encode(x, 1.0, rule), 1.0) - x).sum() for rule in nvfp4.rules)

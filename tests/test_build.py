@@ -1,4 +1,4 @@
-"""build.py on small kernels of its own: what it writes, when it compiles again, and what it refuses."""
+"""build.py on small kernel trees of the test: what it writes, when it recompiles, and what it refuses."""
 
 import hashlib
 import json
@@ -41,7 +41,7 @@ PLAIN = """\
 KERNEL(plain, .threads = {32, 2}, .shared_bytes = 128)(int *x) { x[threadIdx.x] = 1; }
 """
 
-# Three blocks of 512 threads per multiprocessor leave 42 registers for 64 values that are all alive at once.
+# Three blocks of 512 threads per multiprocessor leave 42 registers per thread for 64 live values.
 SPILLING = """\
 #include "kernel.cuh"
 KERNEL(spilling, .threads = {512}, .min_blocks = 3, .spill_bytes = SPILL_BYTES)(float *x) {
@@ -54,7 +54,7 @@ KERNEL(spilling, .threads = {512}, .min_blocks = 3, .spill_bytes = SPILL_BYTES)(
 
 
 def write_tree(folder, **sources):
-    """A kernels_cu of its own below `folder`: the project's kernel.cuh and the sources given by stem."""
+    """Write a kernels_cu below `folder`, with the project's kernel.cuh and the given sources by stem."""
     tree = folder / "kernels_cu"
     tree.mkdir(parents=True)
     shutil.copy(ROOT / "kernels_cu" / "kernel.cuh", tree)
@@ -78,7 +78,7 @@ def toolchain():
 
 @pytest.fixture(scope="session")
 def built(toolchain, tmp_path_factory):
-    """A tree with variants, a shared header, internal linkage and a toolkit header, and its modules."""
+    """A tree with variants, a shared header, internal linkage and a toolkit header, and its built modules."""
     folder = tmp_path_factory.mktemp("built")
     tree = write_tree(folder, scale=SCALE, plain=PLAIN)
     (tree / "scale.cuh").write_text(HEADER)
@@ -88,7 +88,7 @@ def built(toolchain, tmp_path_factory):
 
 @pytest.fixture
 def copy(built, tmp_path):
-    """A private copy of `built`, to change."""
+    """A copy of `built` that the test may change."""
     tree, modules = built
     shutil.copytree(tree, tmp_path / "kernels_cu")
     shutil.copytree(modules, tmp_path / "modules")
@@ -100,7 +100,7 @@ def no_compiler(monkeypatch):
     monkeypatch.setattr(build, "toolkit_folders", lambda: iter(()))
 
 
-# What is built
+# Building
 
 
 def test_variants_are_every_combination_in_order():
@@ -188,7 +188,7 @@ def test_what_a_unit_is_made_of_is_known_for_every_target(tmp_path):
 
 
 def test_lines_are_kept_for_the_emulator_alone(built):
-    """What other GPUs compile for themselves would be twice as large with them, and nobody reads it."""
+    """Line information would double the size of the compute_80 text, which drivers compile and no tool here reads."""
     assert (
         "\t.loc\t" in (built[1] / "plain.ptx").read_text()
         and "\t.loc\t" in (built[1] / "plain.portable.ptx").read_text()
@@ -299,7 +299,8 @@ def test_ptx_only(toolchain, copy, tmp_path):
 
 
 def test_quick(toolchain, copy, tmp_path):
-    """Code for one card, and a text for newer ones: the same text and code as of a full build, which is not built again."""
+    """A quick build has code for one card and a text for newer ones, equal to those of a full build; it does not
+    rebuild a full build."""
     tree, modules = copy
     out = tmp_path / "out"
     arguments = ["--sources", str(tree), "--out", str(out), "--quick", "--only", "plain"]
@@ -335,7 +336,7 @@ def test_list_says_what_is_fresh(copy, no_compiler, capsys):
     assert lines == [["plain", "not built"], ["scale_step1_dim32", "stale"], ["scale_step2_dim32", "stale"]]
 
 
-# What it removes
+# Removing
 
 
 PRECIOUS = {
@@ -357,7 +358,7 @@ def test_clean_removes_what_a_build_wrote_alone(copy, capsys):
         (modules / name).write_text(text)
     (modules / "folder").mkdir()
     (modules / "folder" / "plain.ptx").write_text("mine")
-    (modules / "plain.json").write_text("{")  # known by its source
+    (modules / "plain.json").write_text("{")  # still recognized by its source
     assert clean(tree, modules) == 0
     assert {path.name: path.read_text() for path in modules.iterdir() if path.is_file()} == PRECIOUS
     assert (modules / "folder" / "plain.ptx").read_text() == "mine"
@@ -412,7 +413,7 @@ def test_what_a_killed_build_leaves_is_removed_by_the_next(toolchain, copy, tmp_
     build.remove("plain", modules)
     path = tmp_path / "slow" / "bin"
     path.mkdir(parents=True)
-    for name in ("nvcc", "ptxas", "fatbinary"):  # a compiler that answers, and then compiles until it is killed
+    for name in ("nvcc", "ptxas", "fatbinary"):  # a compiler that reports its version, else runs until killed
         answer = f"'{getattr(toolchain, name)}' \"$@\""
         (path / name).write_text(
             f"#!/bin/sh\ncase $1 in --version|--dryrun) exec {answer};; esac\necho $$ > '{tmp_path}/pid'\nexec sleep 60\n"
@@ -427,7 +428,7 @@ def test_what_a_killed_build_leaves_is_removed_by_the_next(toolchain, copy, tmp_
     (left,) = modules.glob(".staging-*")
     assert f"-{process.pid}-" in left.name
     build.remove_staging(modules)
-    assert left.is_dir()  # of a build that runs
+    assert left.is_dir()  # it belongs to a running build
     process.send_signal(getattr(signal, number))
     process.wait()
     os.kill(int(pid.read_text()), signal.SIGKILL)
@@ -435,7 +436,7 @@ def test_what_a_killed_build_leaves_is_removed_by_the_next(toolchain, copy, tmp_
     assert not list(modules.glob(".staging-*")) and (modules / "plain.fatbin").is_file()
 
 
-# What it needs
+# Requirements
 
 
 @pytest.mark.parametrize("name", ["build", "toolkit"])
@@ -467,7 +468,7 @@ def test_requires_says_how_pip_installs_a_toolkit(monkeypatch, capsys):
     assert build.main(["--requires"]) == 0 and capsys.readouterr().out == "\n"
 
 
-# What it refuses
+# Refusals
 
 
 def test_no_toolkit_says_what_to_do(copy, monkeypatch, tmp_path, capsys):
@@ -582,7 +583,7 @@ def test_one_failure_keeps_the_others(toolchain, copy):
     )
 
 
-# The project's own
+# The project itself
 
 
 def test_it_imports_nothing_of_the_package():
@@ -593,7 +594,7 @@ def test_it_imports_nothing_of_the_package():
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel of the project as it is built."""
+    """The wheel of the project as it stands."""
     pytest.importorskip("hatchling")
     if build.stale(build.find_units(build.SOURCES), build.SOURCES, build.MODULES, build.FULL):
         pytest.skip("the modules are not built for every target, or older than their sources: run make")
@@ -606,14 +607,14 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """A folder that the wheel is unpacked into."""
+    """The folder of the unpacked wheel."""
     folder = tmp_path_factory.mktemp("installed")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     return folder
 
 
-# What a wheel may take, in bytes: of today's kernels it takes 29.5 million, and 31.1 million where it is installed.
+# Limits of a wheel, in bytes. Today's kernels take 29.5 million, and 31.1 million installed.
 WHEEL, INSTALLED = 32e6, 55e6
 
 
@@ -633,7 +634,7 @@ def test_wheel_holds_the_modules_and_no_stray_names(wheel):
 
 
 def run_installed(folder, code):
-    """Run Python code with the installed package, far from the checkout; return what it prints."""
+    """Run Python code with the installed package outside the checkout; return its output."""
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -668,7 +669,7 @@ except ptxrt.BuildError as error:
 
 @pytest.mark.slow
 def test_an_installed_package_knows_what_the_records_say(installed):
-    """Every entry of every text by the index, and every native text by its pack: those of the checkout."""
+    """The index describes every entry of every text, and the packs hold every native text, as in the checkout."""
     code = """
 import json, sys, time
 from ptxrt import units

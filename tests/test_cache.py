@@ -1,4 +1,4 @@
-"""`KVCache` and `attention_paged`: what is written, what is read, and bits that depend on a sequence alone."""
+"""`KVCache` and `attention_paged`: what they write and read, and results whose bits depend on the sequence alone."""
 
 import itertools
 
@@ -21,7 +21,8 @@ def normal(rng, *shape, dtype=BF16):
 
 
 def table_of(rng, lengths, page, pages, width=None):
-    """A table of pages in any order for sequences of these lengths; what is behind the last page is nonsense."""
+    """A page table for sequences of these lengths, with pages in random order; entries after the last page are
+    invalid."""
     counts = [-(-n // page) for n in lengths]
     order, table = iter(rng.permutation(pages)), np.full((len(lengths), width or max(1, *counts)), -12345, np.int32)
     for row, count in zip(table, counts):
@@ -30,8 +31,7 @@ def table_of(rng, lengths, page, pages, width=None):
 
 
 def filled(rng, k, v, lengths, page=16, spare=3, width=None, **options):
-    """A cache with the keys and values of sequences, [tokens, heads, dim] each, in pages in any order, and its
-    table."""
+    """(cache, table): the keys and values of sequences, [tokens, heads, dim] each, in randomly ordered pages."""
     pages = sum(-(-n // page) for n in lengths) + spare
     dims = (k[0].shape[2], v[0].shape[2])
     cache = ptxrt.KVCache(pages, page, k[0].shape[1], *dims, **options)
@@ -60,7 +60,7 @@ def assert_same_bits(got, want):
         np.testing.assert_array_equal(*bits((a, b)))
 
 
-# What is written
+# Writing
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -79,7 +79,7 @@ def test_append_writes_the_bytes_of_quantize_and_no_others(machine, rng, format,
     slots = np.array([4, 34, -1, 0, 35, 4, 20, -(2**40), 34])
     assert cache.append(k, v, slots) is None
     mean, levels = cache.k_mean.to_numpy(), np.float32([0.5, 2.0])
-    for token in (0, 1, 3, 6):  # the first of each slot that there is
+    for token in (0, 1, 3, 6):  # the first token of each valid slot
         page, row = divmod(int(slots[token]), 7)
         for name, x, level in (
             ("k", k[token].astype(np.float32) - mean, levels),
@@ -104,7 +104,7 @@ def test_append_writes_the_bytes_of_quantize_and_no_others(machine, rng, format,
 @pytest.mark.parametrize("format", ["bf16", "nvfp4"])
 def test_tokens_appended_at_once_and_one_at_a_time(machine, rng, format):
     caches = [ptxrt.KVCache(3, 8, HEADS, DIM, format=format) for _ in range(2)]
-    fused = ptxrt.to_device(normal(rng, 24, 3 * HEADS, DIM))  # a fused projection, of which keys and values are slices
+    fused = ptxrt.to_device(normal(rng, 24, 3 * HEADS, DIM))  # keys and values are slices of a fused projection
     k, v, slots = fused[:, HEADS : 2 * HEADS], fused[:, 2 * HEADS :], ptxrt.to_device(rng.permutation(24))
     caches[0].append(k, v, slots)
     for i in range(24):
@@ -147,7 +147,7 @@ def test_swizzled_scales_come_in_order(rng):
     np.testing.assert_array_equal(ptxrt.KVCache.unswizzle_values(swizzled), scales)
 
 
-# What is read
+# Reading
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -220,7 +220,7 @@ PAIRS = [
 
 @pytest.mark.parametrize("format, format_v", PAIRS)
 def test_keys_and_values_of_two_formats(machine, rng, format, format_v):
-    """The bits of the 16-bit cache that holds their values, few queries and many."""
+    """Bit-identical to a 16-bit cache with the same values, for few and for many queries."""
     lengths = [130, 17]
     k, v = sequences(rng, lengths)
     cache, table = filled(rng, k, v, lengths, format=format, format_v=format_v)
@@ -241,7 +241,7 @@ OPERANDS = [("nvfp4", "nvfp4"), ("mxfp8", "mxfp8"), ("mxfp4", "mxfp8"), ("nvfp4"
 
 
 def operands(rng, qk, pv, shape):
-    """q, k and v as operands without smoothing, of values that blocks along either axis hold exactly."""
+    """Unsmoothed operands of q, k and v; blocks along either axis represent the values of v exactly."""
     batch, heads, keys, dim = shape
     levels = {format: {"global_scale": 1.0} if format == "nvfp4" else {} for format in (qk, pv)}
     v = rng.choice(np.float32([-3, -1, -0.5, 0, 0.5, 1.5, 2, 4, 6]), shape)
@@ -277,7 +277,7 @@ def test_few_queries_on_operands_have_the_bits_of_pages(machine, rng, qk, pv):
 
 
 def test_nan_behind_the_keys_of_an_operand(machine, rng):
-    """What tiles hold of keys that nobody sees is multiplied with zeros."""
+    """Tile contents of hidden keys are multiplied by zeros, even if they are NaN."""
     k, v = normal(rng, 1, 1, 64, DIM), normal(rng, 1, 1, 64, DIM)
     q = normal(rng, 1, 2, 1, DIM)
     clean = ptxrt.attention(
@@ -293,7 +293,7 @@ def test_nan_behind_the_keys_of_an_operand(machine, rng):
 
 @pytest.mark.parametrize("qk, pv", [("nvfp4", "nvfp4"), ("mxfp8", "bf16")])
 def test_few_and_many_queries_on_packed_operands(machine, rng, qk, pv):
-    """Every sequence has the bits of a call of its own, packed or not."""
+    """Every sequence gives the bits of a separate call, packed or not."""
     counts, lengths = [3, 20, 16, 0], [70, 130, 20, 5]
     cu_q, cu_k = (np.cumsum([0, *sizes]).astype(np.int32) for sizes in (counts, lengths))
     q, k, v = (normal(rng, 1, heads, n, DIM) for heads, n in ((4, cu_q[-1]), (HEADS, cu_k[-1]), (HEADS, cu_k[-1])))
@@ -309,13 +309,14 @@ def test_few_and_many_queries_on_packed_operands(machine, rng, qk, pv):
         assert_same_bits([out[:, :, rows], lse[:, :, rows]], ptxrt.attention(*parts, **options))
 
 
-# Bits that nothing moves
+# Bits that do not depend on the call
 
 
 @pytest.mark.parametrize("format", ["bf16", "nvfp4"])
 @pytest.mark.parametrize("group", [1, 3, 8])
 def test_bits_depend_on_the_sequence_alone(machine, rng, format, group):
-    """Splits, batch, its order, pages, their places and the table's width change nothing; drafts are single queries."""
+    """Splits, batch size and order, the placement of pages and the table's width do not matter; drafts equal single
+    queries."""
     lengths = [2049, 255, 1, 1090]
     k, v = sequences(rng, lengths, heads=1)
     q = normal(rng, len(lengths), group, 4, DIM)
@@ -343,7 +344,7 @@ def test_bits_depend_on_the_sequence_alone(machine, rng, format, group):
 
 @pytest.mark.parametrize("group", range(1, 9))
 def test_the_heads_of_a_group_are_those_of_calls_of_their_own(machine, rng, group):
-    """Rows of a block that belong to other heads, or to none, change no bit."""
+    """Rows of a block that belong to other heads, or to none, do not change a bit."""
     lengths = [300]
     k, v = sequences(rng, lengths, heads=1)
     cache, table = filled(rng, k, v, lengths, format="mxfp8", format_v="nvfp4")
@@ -358,7 +359,8 @@ def test_the_heads_of_a_group_are_those_of_calls_of_their_own(machine, rng, grou
 
 
 def test_as_many_segments_as_a_merge_takes(machine, rng):
-    """4096 of them, in the tree: on whole numbers sums are exact, so that all must be there. More are refused."""
+    """4096 segments, merged as a tree: sums of integers are exact, so that every segment must count. More are
+    refused."""
     partial, row_max = (
         rng.integers(-4, 5, (4096, 1, 1, 2, 4)).astype(np.float32),
         np.full((4096, 1, 1, 2), 3, np.float32),
@@ -376,7 +378,8 @@ def test_as_many_segments_as_a_merge_takes(machine, rng):
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_many_queries(machine, rng, format):
-    """More than 16 queries: another family of kernels, whose bits no batch, page or place moves."""
+    """More than 16 queries use another family of kernels, whose bits also do not depend on batch, pages or
+    placement."""
     lengths, group = [150, 40, 20], 2
     k, v = sequences(rng, lengths)
     cache, table = filled(rng, k, v, lengths, format=format, v_global=2.0, k_global=0.5)
@@ -398,13 +401,13 @@ def test_many_queries(machine, rng, format):
         assert_same_bits([x.to_numpy()[::-1] for x in turned], got)
     plain = ptxrt.KVCache.over(*cache.arrays.values(), format=format)
     direct = ptxrt.attention_paged(q, plain, table, lengths, scale=0.0625, return_lse=True)
-    doubled = ptxrt.attention_paged(q, cache, table, lengths, return_lse=True)  # the same but for 2, a power of two
+    doubled = ptxrt.attention_paged(q, cache, table, lengths, return_lse=True)  # differs by a power of two
     assert_same_bits(direct[:1], [(doubled[0].astype(np.float32) / 2).astype(BF16)])
     np.testing.assert_allclose(direct[1], doubled[1], rtol=1e-6)
 
 
 def test_few_and_many_packed_queries(machine, rng):
-    """In a call with both, every sequence has the bits of a call of its own."""
+    """Every sequence of a call with few and many queries gives the bits of a separate call."""
     lengths, counts = [65, 130, 20], [3, 33, 1]
     k, v = sequences(rng, lengths)
     cache, table = filled(rng, k, v, lengths, format="nvfp4")
@@ -447,7 +450,7 @@ def test_what_is_not_finite_reaches_the_queries_that_see_it(machine, rng, format
 
 
 def test_a_graph_serves_every_length(machine, rng):
-    """Lengths, tables and slots change on the device between launches of one graph."""
+    """Lengths, tables and slots change on the device between launches of the graph."""
     cache = ptxrt.KVCache(40, 16, HEADS, DIM, format="nvfp4")
     table, lengths = (ptxrt.to_device(x) for x in (np.zeros((2, 18), np.int32), np.zeros(2, np.int32)))
     slots, places = ptxrt.to_device(np.zeros(2, np.int64)), ptxrt.to_device(np.zeros(2, np.int32))
@@ -460,7 +463,7 @@ def test_a_graph_serves_every_length(machine, rng):
     cast = ptxrt.kernels()["cast"]
 
     def put(target, value):
-        """New contents in the same memory."""
+        """Write new contents to the same memory."""
         words = np.ascontiguousarray(value).view(np.float32).reshape(1, 1, 1, -1)
         flat = target.view(np.float32).reshape(words.shape)
         cast(ptxrt.to_device(words), y_f32=flat)
@@ -484,12 +487,12 @@ def test_a_graph_serves_every_length(machine, rng):
     assert_same_bits([out.to_numpy()], [want])
 
 
-# Memory of others, and wrong calls
+# Memory of other libraries, and wrong calls
 
 
 @pytest.mark.parametrize("layout", ["hnd", "nhd"])
 def test_a_cache_over_memory_of_an_engine(machine, rng, layout):
-    """Pages in which codes and scales of keys and values stand one behind the other."""
+    """Each page holds codes and scales of the keys, then codes and scales of the values."""
     sizes = [8 * HEADS * DIM // 2, 8 * HEADS * DIM // 16] * 2
     pool = ptxrt.empty((9, sum(sizes)), np.uint8)
     ends = np.cumsum(sizes)

@@ -1,4 +1,4 @@
-"""The command line, on files: what it writes and says, and how it refuses."""
+"""The command line on files: what it writes and prints, and how it refuses."""
 
 import json
 import os
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def call(*arguments):
     """Run the command line in this process on the emulator."""
-    with ptxrt.using("emulator"):  # gives the machine back that was chosen before
+    with ptxrt.using("emulator"):  # restores the previous machine
         return CliRunner().invoke(main, ["--machine", "emulator", *map(str, arguments)])
 
 
@@ -35,7 +35,7 @@ def succeed(*arguments):
 
 
 def refuse(*arguments, part):
-    """The call fails with a message that holds `part`, without a traceback and with nothing written."""
+    """Check that the call fails with a message that contains `part`, without a traceback."""
     result = call(*arguments)
     assert result.exit_code not in (0, None) and isinstance(result.exception, SystemExit), result.output
     assert part in result.output and "Traceback" not in result.output
@@ -202,7 +202,7 @@ def test_quantize_and_back(x, tmp_path):
     wanted = np.asarray(stored)
     succeed("run", "dequantize", "--q", tmp_path / "q.npz", "-o", tmp_path / "y.npy", "--compare")
     assert np.array_equal(np.load(tmp_path / "y.npy"), wanted)
-    # The kernel itself takes the members of the same file by name.
+    # The kernel itself takes the members of the file by name.
     arguments = ["--codes", tmp_path / "q.npz", "--scales", tmp_path / "q.npz", "--dtype", "bf16"]
     text = succeed("run", "dequantize_mxfp4", *arguments, "-o", tmp_path / "z.npy")
     assert "bfloat16 [33, 64] written as float32" in text
@@ -279,13 +279,13 @@ def test_attention_takes_every_option(qkv, tmp_path):
 
 
 def test_attention_on_packed_sequences(qkv, tmp_path):
-    """Held against what each sequence is quantized to by itself: with a mean and scales of all, it would be .18 off."""
+    """Compared with sequences quantized separately: a mean and scales of the whole would be .18 off."""
     for name, cu in (("q", [0, 1, 30, 40]), ("k", [0, 5, 50, 72])):
         np.save(tmp_path / f"cu_{name}.npy", np.array(cu))
     options = ["--qk", "nvfp4", "--cu-seqlens-q", tmp_path / "cu_q.npy", "--cu-seqlens-k", tmp_path / "cu_k.npy"]
     report = json.loads(succeed("run", "attention", *qkv, *options, "--compare", "--json"))
     assert report["failures"] == [] and report["compare"]["out_f16 against the reference"]["relative_l2"] < 0.13
-    biased = np.load(tmp_path / "k.npy") + 5  # the mean that smoothing takes comes back in lse
+    biased = np.load(tmp_path / "k.npy") + 5  # smoothing removes the mean, and lse gets it back
     biased[:, :, 50:] = np.nan
     np.save(tmp_path / "biased.npy", biased)
     np.save(tmp_path / "lengths.npy", np.array([50]))
@@ -441,7 +441,7 @@ def test_check_reports_failures(monkeypatch):
 
 
 def without_other_targets(text: str) -> str:
-    """The page without the registers of targets other than sm_120a, which a quick build does not assemble for."""
+    """The page without registers of targets other than sm_120a, which a quick build does not assemble."""
     return re.sub(r"^((?:\| [^|]+){5})\|(?: [^|]+\|){3}$", r"\1|", text, flags=re.MULTILINE)
 
 
@@ -479,7 +479,7 @@ def test_docstrings_may_be_left_out():
 
 @pytest.fixture
 def few_modules(monkeypatch, tmp_path):
-    """A folder of modules as after `make demo`: the native text of one unit, nothing assembled."""
+    """A folder of modules as after `make demo`: the native text of one unit, no machine code."""
     from ptxrt import units
 
     (unit,) = build.select(build.find_units(build.SOURCES), ["attention_mxfp4_bf16_in_kernel[dim=64]"])
@@ -649,7 +649,7 @@ def test_the_emulator_is_noticed_once_on_a_terminal(environment, said):
     os.close(follower)
     try:
         text = os.read(leader, 1 << 16).decode()
-    except OSError:  # nothing was written
+    except OSError:  # empty terminal
         text = ""
     os.close(leader)
     assert done.returncode == 0 and text.count("kernels run on the emulator") == said

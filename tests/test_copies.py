@@ -1,4 +1,4 @@
-"""Copies of device arrays, writes to their parts, other types and zeros, beside NumPy, on every machine."""
+"""Copies of device arrays, writes to parts of them, conversions and zeros, against NumPy, on every machine."""
 
 import itertools
 
@@ -10,7 +10,7 @@ import ptxrt
 
 BF16 = ml_dtypes.bfloat16
 DTYPES = [np.float32, np.float16, BF16, np.uint8, np.int32, np.int64, np.bool_, np.complex128]
-# Parts of an array [6, 8, 10].
+# Index expressions for an array [6, 8, 10].
 PARTS = ["...", "2", "1:5, ::2", ":, 3", "..., 4", "::-1", ":, ::-2, 1:9:3", "0:0", "5, 7, 9", "None, 2:4", "..., ::-1"]
 
 
@@ -21,7 +21,7 @@ def numbers(shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
 @pytest.mark.parametrize("part", PARTS)
 def test_copies_and_writes_are_numpys(machine, dtype, part):
-    """Of any part, whatever its elements are and wherever they lie; the rest stays."""
+    """Of any part, dtype and layout; the rest of the array is unchanged."""
     host = numbers((6, 8, 10), dtype)
     key = eval(f"np.index_exp[{part}]")
     device = ptxrt.to_device(host)
@@ -105,8 +105,8 @@ def test_zeros_and_numbers(machine):
 
 
 def test_a_graph_gets_new_lengths_and_inputs(machine, rng):
-    """What is written between two launches is what the second sees; what is written while the first may run it does
-    not."""
+    """The second launch reads what was written after the first, and the first is not affected even if it is still
+    running."""
     q, k, v = (ptxrt.to_device(rng.standard_normal((1, 2, n, 64), dtype=np.float32)) for n in (5, 90, 90))
     lengths = ptxrt.to_device(np.int32([90]))
     out = ptxrt.empty(q.shape, np.float32)
@@ -154,7 +154,7 @@ def test_wrong_writes_say_what_to_do(emulator):
 
 
 def test_bfloat16_that_numpy_saved_is_bfloat16(emulator, tmp_path):
-    """NumPy writes it as two bytes without meaning; as arguments and in `to_device` such arrays are bfloat16 again."""
+    """NumPy saves bfloat16 as void of 2 bytes; arguments and `to_device` take such arrays as bfloat16."""
     x = numbers((4, 64), BF16)
     np.save(tmp_path / "x.npy", x)
     loaded = np.load(tmp_path / "x.npy")

@@ -1,4 +1,4 @@
-"""The record of digests: repeatable, complete, and changed by one bit."""
+"""The record of digests: it is repeatable and complete, and one changed bit changes it."""
 
 import json
 
@@ -21,7 +21,7 @@ def test_a_bit_more_is_another_digest():
 
 def test_everything_is_recorded():
     names = [name for _, name, _ in digests.chosen([])]
-    assert len(names) == 2 * len(set(names))  # each once in each text
+    assert len(names) == 2 * len(set(names))  # once in each text
     kernels = {f"{kernel.name}/{case.id}" for kernel in ptxrt.kernels().values() for case in kernel.cases}
     assert kernels <= set(names)
     for formats in ATTENTION:

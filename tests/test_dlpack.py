@@ -1,4 +1,4 @@
-"""DLPack in and out, of version 1 and before it: who holds memory, who orders whom, and what cannot be said."""
+"""DLPack import and export, version 1 and older: ownership of memory, stream order, and what cannot be exchanged."""
 
 import ctypes
 import gc
@@ -17,7 +17,7 @@ transpose = ops.transpose.transpose_naive
 
 
 class Legacy:
-    """An object that knows only the old protocol."""
+    """An object with the old protocol alone."""
 
     def __init__(self, array):
         self.array = array
@@ -30,7 +30,7 @@ class Legacy:
 
 
 class Foreign:
-    """An object that has DLPack and nothing else."""
+    """An object with DLPack and no other interface."""
 
     def __init__(self, array):
         self.array = array
@@ -50,7 +50,7 @@ def numbers(*shape):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """Every test starts with nothing out."""
+    """Every test starts without DLPack structs of earlier tests."""
     gc.collect()
     dlpack._sweep()
 
@@ -116,7 +116,7 @@ def test_a_capsule_dies_quietly_in_the_middle_of_an_error(emulator, lent):
     array = ptxrt.to_device(numbers(3).astype(ml_dtypes.bfloat16))
     for _ in range(3):
         with pytest.raises((BufferError, RuntimeError, TypeError), match="dtype"):
-            np.from_dlpack(array)  # NumPy knows no bfloat16
+            np.from_dlpack(array)  # NumPy's DLPack has no bfloat16
     dlpack._sweep()
     assert not lent()
 
@@ -173,7 +173,7 @@ def test_a_capsule_is_taken_once(emulator):
 
 
 def test_deleters_of_others_are_called_once(emulator):
-    """As a library in C would have it: a struct with a deleter that counts."""
+    """A struct as a C library makes it, with a deleter that records its calls."""
     calls = []
     deleter = dlpack._DELETER(calls.append)
     data = numbers(4)

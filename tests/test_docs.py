@@ -1,4 +1,4 @@
-"""The pages of docs/ and README.md: their code blocks run, their links and the navigation of the site hold."""
+"""The pages of docs/ and README.md: their code blocks run; links and the navigation of the site are valid."""
 
 import re
 import shutil
@@ -26,7 +26,7 @@ def name_of(page):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder as a checkout has it: with the sample inputs, and a tree that may be changed."""
+    """A folder like a checkout: it links the sample inputs, and a test may change the rest."""
     (tmp_path / "data").symlink_to(ROOT / "data", target_is_directory=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
@@ -41,7 +41,8 @@ def needs_of(page):
     "page", [page for page in PAGES if any("gpu" not in block.needs for block in RUNNING[page])], ids=name_of
 )
 def test_blocks(page, folder):
-    """Every block of a page that needs no GPU; a skip says what the others need, after the rest has passed."""
+    """Run every block of a page that needs no GPU. After the others pass, the test is skipped if blocks lack something
+    they need."""
     here = frozenset(need for need in needs_of(page) - {"gpu"} if pages.is_here(need))
     if "compiler" in here:
         for name in ("kernels_cu", "ptxrt", "tests"):
@@ -80,7 +81,7 @@ def test_the_site_lists_every_page():
 
 
 def test_the_reference_lists_public_names_once():
-    """Names that it does not list come last; docs/hooks.py adds them."""
+    """docs/hooks.py appends the names that the page does not list."""
     text = (DOCS / "reference" / "functions.md").read_text(encoding="utf-8")
     listed = re.findall(r"^::: ptxrt\.(\w+)$", text, re.M)
     assert len(listed) == len(set(listed))
@@ -88,21 +89,21 @@ def test_the_reference_lists_public_names_once():
 
 
 def test_the_site_asks_no_other_machine_for_anything():
-    """Fonts are the system's, and pages find each other in a folder. docs/hooks.py looks through what was built."""
+    """Fonts are the system's, and links work between files in a folder. docs/hooks.py checks the built site."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert re.search(r"^  font: false$", text, re.M) and re.search(r"^use_directory_urls: false$", text, re.M)
     assert not re.search(r"^\s*(analytics|extra_javascript|extra_css|- privacy)\b", text, re.M)
 
 
 def test_readme_is_short():
-    """What it is, how to install it, ten lines of code, one picture, the machines, where to read on."""
+    """It has a description, installation, ten lines of code, one picture, the machines, and links."""
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert 60 <= len(lines) <= 80 and max(map(len, lines)) <= 120
     assert len([line for line in lines if line.startswith("![")]) == 1
 
 
 def test_figures_are_those_of_the_script(tmp_path):
-    """Every drawn figure is there under its name, and drawn anew it has the same words."""
+    """Every generated figure exists under its name, and generating it again gives the same text."""
     pytest.importorskip("matplotlib")
     figures = script("docs/figures.py")
     drawn = figures.write(tmp_path)
@@ -113,8 +114,7 @@ def test_figures_are_those_of_the_script(tmp_path):
 
 
 def test_the_pipeline_has_as_many_stages_as_the_kernel():
-    """The dynamic shared memory of an entry holds the stages that the figure counts, and no more, where they are the
-    most of it."""
+    """The dynamic shared memory of each entry holds exactly the number of stages that the figure counts."""
     pytest.importorskip("matplotlib")
     figures = script("docs/figures.py")
     from ptxrt import units
@@ -128,7 +128,7 @@ def test_the_pipeline_has_as_many_stages_as_the_kernel():
 
 
 class TestTheRunner:
-    """What the runner reports: a page that is wrong fails."""
+    """The runner fails on a wrong page and reports where."""
 
     def page(self, tmp_path, text, monkeypatch):
         monkeypatch.setattr(pages, "ROOT", tmp_path)

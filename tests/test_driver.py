@@ -1,4 +1,4 @@
-"""The driver backend and what stands on it, against a stand-in for the CUDA driver."""
+"""The driver backend and the modules above it, on a stand-in for the CUDA driver."""
 
 import gc
 import sys
@@ -22,7 +22,7 @@ RESULT = fake_cuda.real.CUresult
 
 @pytest.fixture
 def install(monkeypatch):
-    """Put a fake driver in the place of the real one, with nothing remembered of another."""
+    """Install a fake driver in place of the real one, without state of earlier drivers."""
 
     def put(fake):
         monkeypatch.setattr("cuda.bindings.driver", fake)
@@ -44,13 +44,13 @@ def install(monkeypatch):
 
 @pytest.fixture
 def cuda(install):
-    """A fake sm_90 device, chosen as the machine `portable`."""
+    """A fake sm_90 device, selected as the machine `portable`."""
     fake = install(fake_cuda.FakeCuda())
     with ptxrt.using("portable"):
         yield fake
 
 
-# Which machine there is
+# Which machines exist
 
 
 def test_a_computer_without_driver_gets_the_emulator(install):
@@ -335,7 +335,7 @@ def test_bfloat16_goes_out_as_uint16_and_comes_in_as_pytorch_names_it(cuda):
 
 
 def waits(cuda):
-    """(the stream that waits, the stream it waits for) of every wait on the device so far."""
+    """(waiting stream, awaited stream) of every wait on the device so far."""
     return [
         (int(stream), event.stream)
         for name, (stream, event, _) in ((n, a) for n, a in cuda.calls if n == "cuStreamWaitEvent")

@@ -1,5 +1,5 @@
-"""The end that kernels share: float32 values in lanes to the bytes of `quantize`, in both layouts, whatever they
-are."""
+"""The epilogue that kernels share: float32 values in lanes give the bytes of `quantize`, in both layouts, for any
+values."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ RULES = {
 
 
 def values_of_every_kind(rows, cols, seed=0):
-    """Normal values at scales from subnormal to nearly infinite, zeros of both signs, NaN and infinities among them."""
+    """Normal values at scales from subnormal to nearly infinite, zeros of both signs, NaN and infinities."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((rows, cols)).astype(np.float32)
     x = np.ldexp(x, rng.integers(-140, 120, (rows, 1))).astype(np.float32)

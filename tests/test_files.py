@@ -1,4 +1,4 @@
-"""Files that are read and written: hostile archives, and what writing leaves as it was."""
+"""Reading and writing of files: hostile archives, and writes that must leave existing files intact."""
 
 import io
 import os
@@ -28,14 +28,14 @@ def q(rng):
 
 
 def member(array):
-    """An array as .npy."""
+    """The bytes of an .npy file."""
     data = io.BytesIO()
     np.save(data, array)
     return data.getvalue()
 
 
 def header(dtype, shape, data=b""):
-    """An .npy with a header that is not that of its data."""
+    """An .npy file whose header does not match its data."""
     words = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(words)) + words.encode() + data
 
@@ -54,11 +54,11 @@ def members_of(q):
     return {name: member(array) for name, array in {**fields, "scale_layout": np.array("linear")}.items()}
 
 
-# Reading what somebody else wrote
+# Reading files from elsewhere
 
 
 def every_load(path):
-    """Each way in which an archive is read."""
+    """The messages of every function that reads an archive; each must raise FileError."""
     with pytest.raises(ptxrt.FileError) as first:
         ptxrt.QuantizedArray.load(path)
     with pytest.raises(ptxrt.FileError) as second:
@@ -131,13 +131,13 @@ def test_headers_that_lie_are_file_errors(q, tmp_path, codes, words):
         assert words in message
     single = tmp_path / "x.npy"
     single.write_bytes(codes)
-    if codes != header("|u1", (4, 16), bytes(65)):  # what stands behind a single array is not read
+    if codes != header("|u1", (4, 16), bytes(65)):  # bytes after a single array are not read
         with pytest.raises(ptxrt.FileError):
             npy.read_array(single, "x")
 
 
 def peak(call):
-    """The most memory that a call had, which ends in a FileError."""
+    """(peak of allocated bytes, message) of a call that ends in a FileError."""
     tracemalloc.start()
     try:
         with pytest.raises(ptxrt.FileError) as caught:
@@ -167,7 +167,7 @@ def test_nothing_is_inflated_before_names_and_sizes_fit(q, tmp_path):
 
 
 def test_a_size_that_cannot_be_is_not_asked_for(q, tmp_path):
-    """The directory says as much as the header does; so many bytes cannot come of so few."""
+    """The sizes in the archive's directory and in the header agree, but so few bytes cannot inflate to so many."""
     path = archive(tmp_path / "x.npz", {**members_of(q), "codes": header("|u1", (1 << 31,))}, zipfile.ZIP_DEFLATED)
     data = bytearray(path.read_bytes())
     for mark, shift in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):
@@ -347,7 +347,7 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next(q, tmp_path, number
     killed.wait()
     assert path.read_bytes() == b"before"
     q.save(path)
-    (left,) = tmp_path.glob(".ptxrt-*.part")  # of the process that still writes
+    (left,) = tmp_path.glob(".ptxrt-*.part")  # the one of the process that is still writing
     assert str(other.pid) in left.name
     other.kill()
     other.wait()

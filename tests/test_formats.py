@@ -1,4 +1,4 @@
-"""Element formats against exact rational arithmetic and against ml_dtypes."""
+"""Element formats against exact rational arithmetic and ml_dtypes."""
 
 import ml_dtypes
 import numpy as np
@@ -28,7 +28,7 @@ from ptxrt.formats import (
     unpack,
 )
 
-# Each element format, its definition in exact arithmetic, and the dtype of ml_dtypes.
+# Each element format with its exact definition and its dtype in ml_dtypes.
 ELEMENTS = [
     (e2m1, exact_blocks.E2M1, ml_dtypes.float4_e2m1fn),
     (e3m2, exact_blocks.E3M2, ml_dtypes.float6_e3m2fn),
@@ -58,7 +58,7 @@ def test_values_are_those_of_the_definition_and_of_ml_dtypes(ours, exact, theirs
 
 @each_element
 def test_rounding_at_every_boundary(ours, exact, theirs):
-    """All midpoints and values with two neighbors on either side, against both."""
+    """All midpoints and values, and two neighbors on either side, against both."""
     values = ours.values[: ours.largest_code + 1].astype(np.float64)
     points = np.unique(np.concatenate([values, (values[1:] + values[:-1]) / 2])).astype(np.float32)
     near = (bits(points).astype(np.int64)[:, None] + np.arange(-2, 3)).ravel()

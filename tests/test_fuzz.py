@@ -1,12 +1,11 @@
-"""Random calls of every kind, right and wrong, on every machine: `make fuzz` runs more of them, from other seeds."""
+"""Random calls of every kind, right and wrong, on every machine: `make fuzz` runs more of them, with other seeds."""
 
 import pytest
 
 from tests.fuzz import __main__ as fuzz
 from tests.fuzz import engine
 
-# Calls of each kind that a run of the suite makes; a second or a few of each. SEED is another where a run should see
-# others.
+# Calls of each kind in a run of the suite, up to a few seconds each. Change SEED to run others.
 CALLS = dict(
     attention=100, dlpack=300, files=300, graphs=40, merge=200, operands=120, quantize=150, texts=100, views=500
 )
@@ -15,7 +14,7 @@ SEED = 20240607
 
 @pytest.mark.parametrize("kind", [fuzz.KINDS[name] for name in CALLS], ids=lambda kind: kind.name)
 def test_random_calls(machine, kind):
-    """Results are within the bounds of float64, wrong calls are refused by typed errors and leave nothing behind."""
+    """Right calls are within the bounds of float64; wrong calls raise typed errors and leave nothing behind."""
     name = machine.name
     tally = engine.run(kind, seed=SEED, calls=range(CALLS[kind.name]), machine=name, most_failures=3)
     assert not tally.failures, "\n\n".join([str(tally), *tally.failures])

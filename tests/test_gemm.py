@@ -1,4 +1,5 @@
-"""Matrix products: exact ones to the bit, the rest against float64, ends against unfused launches, and wrong calls."""
+"""Matrix products: exact ones bit for bit, others against float64, epilogues against separate launches, and wrong
+calls."""
 
 import ml_dtypes
 import numpy as np
@@ -23,14 +24,14 @@ def integers(*shape, dtype=BF16, seed=0, largest=4):
 
 
 def is_close(got, want, depth):
-    """Within what float32 sums of so many products may be off."""
+    """Within the error of float32 sums of `depth` products."""
     return ptxrt.compare(got, want).relative_l2 <= 1e-6 * np.sqrt(max(depth, 1))
 
 
 @pytest.mark.parametrize("dtype", [BF16, np.float16])
 @pytest.mark.parametrize("tile", TILE_ROWS)
 def test_an_identity_gives_the_other_operand(text_machine, tile, dtype):
-    """Each element of an operand comes out where it belongs, whatever its place in tiles, stages and fragments."""
+    """Each element of an operand comes out at its place, wherever it lies in tiles, stages and fragments."""
     depth = 136
     values = integers(70, depth, dtype=dtype, largest=200)
     eye = np.eye(depth, dtype=dtype)
@@ -73,7 +74,7 @@ def test_leading_axes_broadcast(text_machine, a_shape, b_shape):
     assert got.shape == want.shape and is_close(got, want, 24)
     packed = ptxrt.matmul(a, b, out_format="mxfp8")
     np.testing.assert_array_equal(packed.codes, ptxrt.quantize(got, "mxfp8", scale_rule="rceil", pad=True).codes)
-    if len(got.shape) == 3:  # an item has the bits that it has alone
+    if len(got.shape) == 3:  # a batch item has the same bits as a separate product
         np.testing.assert_array_equal(ptxrt.matmul(a if a.ndim < 3 else a[1], b[1], out_dtype=np.float32), got[1])
 
 

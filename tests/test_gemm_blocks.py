@@ -1,4 +1,4 @@
-"""Products of operands in block formats: exact ones to the bit, scales one by one, both layouts, and wrong calls."""
+"""Products of operands in block formats: exact ones bit for bit, scales one by one, both layouts, and wrong calls."""
 
 import ml_dtypes
 import numpy as np
@@ -20,13 +20,13 @@ TILES = [64, 256]
 
 @pytest.fixture(params=TILES)
 def tile(request, monkeypatch):
-    """Every tile; what is remembered of calls goes by their sizes, so that each has sizes of its own."""
+    """Every tile. Remembered calls do not know the tile, so each tile uses its own sizes."""
     monkeypatch.setattr(gemm_kernels, "tile_for", lambda *sizes: request.param)
     return request.param
 
 
 def drawn(format, rows, depth, seed=0, layout="linear"):
-    """Values of codes of every kind and of scales around 1, as an operand."""
+    """Random codes with scales around 1, as an operand."""
     rng = np.random.default_rng([seed, rows, depth])
     if format == "bf16":
         return rng.standard_normal((rows, depth)).astype(BF16)
@@ -36,7 +36,7 @@ def drawn(format, rows, depth, seed=0, layout="linear"):
 
 
 def unit(format, depth):
-    """The identity as an operand, its scales 1."""
+    """The identity as an operand with scales of 1."""
     eye = np.eye(depth, dtype=np.float32)
     if format == "bf16":
         return eye.astype(BF16)
@@ -52,8 +52,7 @@ def unit(format, depth):
 @pytest.mark.parametrize("layout", ["linear", "128x4"])
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_an_identity_gives_the_other_operand(text_machine, tile, pair, layout):
-    """Every code and scale meets its place of the other operand, through every slice, step and selector; tails of K as
-    well."""
+    """Every code and scale meets its counterpart, in every slice, step and selector; also with a tail of K."""
     depth = 288 + 32 * (tile > 64)
     a, b = drawn(pair[0], 70, depth, layout=layout), drawn(pair[1], 90, depth, 1, layout)
     np.testing.assert_array_equal(
@@ -76,7 +75,7 @@ def test_each_scale_counts_for_its_block_alone(text_machine, tile, pair, which):
     one, two = (0x38, 0x40) if format == "nvfp4" else (0x7F, 0x80)
     scales = np.full((rows, blocks), one, np.uint8)
     for i in range(rows):
-        scales[i, i % blocks] = two  # of each row another block
+        scales[i, i % blocks] = two  # a different block in each row
     ones[which].scales[:] = scales
     got = ptxrt.matmul(ones["a"], ones["b"], out_dtype=np.float32)
     want = np.full(rows, depth + block.block, np.float32)
@@ -87,7 +86,7 @@ def drawn_ones(format, rows, depth):
     x = np.ones((rows, depth), np.float32)
     if format == "bf16":
         return x.astype(BF16)
-    # so that the scale byte is that of 1
+    # Built by hand so that every scale byte is that of 1.
     block = BLOCK_FORMATS[format]
     code = block.element.encode(np.float32(1))
     codes = np.full((rows, depth * block.bits // 8), int(code) * (0x11 if block.bits == 4 else 1), np.uint8)
@@ -125,8 +124,8 @@ def rows_of(x, index):
 
 @pytest.mark.parametrize("pair", [("bf16", "bf16"), *PAIRS], ids="-".join)
 def test_bits_of_few_rows_depend_on_no_others(text_machine, pair):
-    """Neither on other rows nor on other columns, whatever part of a block they are in; K of 35 blocks, cut into
-    runs."""
+    """They depend neither on other rows nor on other columns, wherever they lie in a block; K has 35 blocks in several
+    splits."""
     a, b = drawn(pair[0], 20, 1120), drawn(pair[1], 40, 1120, 1)
     whole = ptxrt.matmul(a, b, out_dtype=np.float32)
     assert ptxrt.compare(whole, exact_matmul(a, b)).relative_l2 <= 1e-6 * np.sqrt(1120)
@@ -137,7 +136,7 @@ def test_bits_of_few_rows_depend_on_no_others(text_machine, pair):
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_any_sizes(data):
-    """Few rows and many, runs of the depth and slices of every number, whole and with tails, both layouts of scales."""
+    """Few and many rows, any number of splits and slices, with and without tails, both layouts of scales."""
     pair = data.draw(st.sampled_from(PAIRS))
     rows, cols = data.draw(st.integers(1, 90)), data.draw(st.integers(1, 80))
     depth = data.draw(st.one_of(st.integers(1, 200), st.integers(1, 160).map(lambda n: 32 * n)))

@@ -1,4 +1,4 @@
-"""Grouped products, routing, and the way of tokens through experts: groups against themselves alone, the whole against
+"""Grouped products, routing, and tokens through experts: groups against separate products, the whole against
 float64."""
 
 import ml_dtypes
@@ -20,7 +20,7 @@ def operand(format, *shape, seed=0):
 
 
 def part(x, index):
-    """Some rows, or a matrix, of an operand."""
+    """Some rows, or one matrix, of an operand."""
     if isinstance(x, np.ndarray):
         return x[index]
     shape = np.empty(x.shape, np.bool_)[index].shape
@@ -72,12 +72,12 @@ def test_starts_on_the_device_and_gathered_rows(text_machine):
     got = out.to_numpy()
     np.testing.assert_array_equal(got[:2], ptxrt.matmul(a[[8, 0]], b[0], out_dtype=np.float32))
     np.testing.assert_array_equal(got[2:6], ptxrt.matmul(a[[0, 3, 5, 7]], b[2], out_dtype=np.float32))
-    assert (got[6] == 5).all()  # behind the last group
+    assert (got[6] == 5).all()  # after the last group
 
 
 @pytest.mark.parametrize("few", [True, False])
 def test_kernels_write_the_rows_of_their_groups_alone(text_machine, few):
-    """Groups of other sizes, and the rows behind the last one, keep what was there, whatever ran before or after."""
+    """A kernel leaves rows of groups of other sizes, and rows after the last group, unchanged."""
     product = PRODUCTS["bf16", "bf16"]
     a, b = operand("bf16", 1, 90, 40), operand("bf16", 4, 24, 40, seed=1)
     starts = np.array([0, 70, 75, 80, 80], np.int32)
@@ -94,7 +94,7 @@ def test_kernels_write_the_rows_of_their_groups_alone(text_machine, few):
 @pytest.mark.parametrize("splits", [None, 1])
 @pytest.mark.parametrize("format", ["mxfp8", "nvfp4"])
 def test_scale_tiles_are_filled_where_groups_end_early(text_machine, format, splits):
-    """Scales of the rows of a 128x4 tile that C has not are 0; rows behind the last group keep what was there."""
+    """In a 128x4 tile the scales of rows beyond C are 0; rows after the last group keep their bytes."""
     level = dict(out_global_scale=0.01) if format == "nvfp4" else {}
     a, b = operand("bf16", 9, 64), operand("bf16", 3, 48, 64, seed=1)
     starts = np.array([0, 2, 2, 6], np.int32)
@@ -109,7 +109,7 @@ def test_scale_tiles_are_filled_where_groups_end_early(text_machine, format, spl
     np.testing.assert_array_equal(got.codes[:6], want.codes)
     np.testing.assert_array_equal(got.codes[6:], before[6:])
     flat, blocks = got.scales.view(np.uint8), want.scales.shape[-1]
-    tile = flat.reshape(-1, 32, 4, 4).transpose(2, 1, 0, 3).reshape(128, -1)  # rows of 32, four to an interleaved line
+    tile = flat.reshape(-1, 32, 4, 4).transpose(2, 1, 0, 3).reshape(128, -1)  # rows of 32, interleaved by four
     np.testing.assert_array_equal(tile[:6, :blocks], want.scales.view(np.uint8))
     assert (tile[6:9, :blocks] == 0xAB).all() and not tile[9:].any() and not tile[:6, blocks:].any()
 
@@ -146,7 +146,7 @@ def test_experts_end_to_end(text_machine):
         x, ptxrt.interleave_rows(gate, up), starts, rows=routing.order[:rows], activation="swiglu", out_dtype=np.float32
     )
     y = ptxrt.matmul_grouped(h, down, starts, a_format="bf16", out_dtype=np.float32)
-    y = np.concatenate([y, np.full((routing.order.size - rows, width), np.nan, np.float32)])  # nobody reads these
+    y = np.concatenate([y, np.full((routing.order.size - rows, width), np.nan, np.float32)])  # must not be read
     got = ptxrt.combine(y, routing, weights)
     want = np.zeros((tokens, width))
     for t, j in np.ndindex(tokens, chosen):

@@ -1,4 +1,4 @@
-"""The runtime on a real GPU: other libraries' arrays without copies, streams, graphs, memory, threads, processes."""
+"""The runtime on a real GPU: arrays of other libraries without copies, streams, graphs, memory, threads, processes."""
 
 import gc
 import multiprocessing
@@ -23,7 +23,7 @@ def data(rows=64, cols=256, dtype=np.float32, seed=0):
 
 
 def want(x):
-    """What quantize gives for a NumPy array."""
+    """The result of quantize for a NumPy array."""
     q = ptxrt.quantize(x, "mxfp4")
     return q.codes.view(np.uint8), q.scales.view(np.uint8)
 
@@ -34,7 +34,7 @@ def check(q, x):
     np.testing.assert_array_equal(q.scales.to_numpy().view(np.uint8), scales)
 
 
-# Other libraries. Each test shares memory both ways, and orders work on both sides without a wait of the host.
+# Other libraries. Each test shares memory in both directions, ordered by streams on both sides without a host wait.
 
 
 def torch_on_gpu():
@@ -53,7 +53,7 @@ def test_pytorch(gpu, dtype, side):
     with torch.cuda.stream(stream):
         source = torch.randn(256, 1024, device="cuda").to(name)
         torch.cuda._sleep(50_000_000)
-        x = source * 2  # late: whoever does not wait reads something else
+        x = source * 2  # still pending: without a wait the next reader gets other values
         ours = ptxrt.to_device(x)
         assert ours.address == x.data_ptr() and ours.dtype == np.dtype(dtype)
         q = ptxrt.quantize(x, "mxfp4")
@@ -75,7 +75,7 @@ def test_pytorch(gpu, dtype, side):
 
 
 def test_pytorch_by_stream_and_out(gpu):
-    """As engines call: their stream, their output buffers."""
+    """As inference engines call it: with their stream and output buffers."""
     torch = torch_on_gpu()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -173,7 +173,7 @@ def test_numpy_takes_a_copy(gpu):
 
 
 def test_streams_wait_for_each_other(gpu):
-    """A chain over many streams and reused blocks, each link reading what another stream has just written."""
+    """A chain over many streams and reused blocks; each link reads what another stream has just written."""
     transpose = ptxrt.kernels()["transpose_tiled"]
     streams = [ptxrt.Stream(), None, ptxrt.Stream(priority=-1), 0, ptxrt.Stream()]
     x = data(512, 768)
@@ -213,7 +213,7 @@ def test_exhaustion_leaves_everything_usable(gpu):
             held.append(ptxrt.empty((total // 16,), np.uint8))
     count = len(held)
     held.clear()
-    # What is kept is given back for another size before anything fails.
+    # An allocation releases cached memory of other sizes before it fails.
     big = ptxrt.empty((total // 16 * (count - 1),), np.uint8)
     assert big.nbytes
     del big
@@ -223,7 +223,7 @@ def test_exhaustion_leaves_everything_usable(gpu):
 
 
 def test_memory_is_reused(gpu):
-    gc.collect()  # what other tests dropped is not given back in the middle of this one
+    gc.collect()  # otherwise memory dropped by other tests is freed during this one
     x = ptxrt.to_device(data())
     for _ in range(3):
         check(ptxrt.quantize(x, "mxfp4"), data())
@@ -231,12 +231,12 @@ def test_memory_is_reused(gpu):
     for _ in range(1000):
         ptxrt.quantize(x, "mxfp4")
     after = ptxrt.memory_info()
-    # What is free on the device is other processes' doing, too.
+    # Free memory of the device also depends on other processes.
     assert (after.used, after.cached) == (before.used, before.cached)
 
 
 def test_shared_memory_is_reused_only_when_all_is_done(gpu):
-    """cuCtxRecordEvent: what another library still reads is not overwritten by the block's next user."""
+    """cuCtxRecordEvent: the next user of a block does not overwrite what another library still reads."""
     torch = torch_on_gpu()
     x = data(1024, 1024)
     side = torch.cuda.Stream()
@@ -351,7 +351,7 @@ def test_processes_that_are_forked_get_an_error(gpu):
 
 
 def test_loaded_files_give_their_memory_back(gpu, tmp_path):
-    """A file with 8 MiB of its own, loaded more often than the device could hold: on the device nothing piles up."""
+    """A file with a variable of 8 MiB, loaded more often than the device could hold at once: memory is released."""
     path = tmp_path / "large.ptx"
     path.write_text(TEXT.replace(".visible", ".global .align 4 .b8 space[8388608];\n.visible", 1))
     y = ptxrt.empty(1, np.int32)
@@ -401,7 +401,7 @@ def test_threads_launch_one_graph(gpu):
 
 
 def test_many_streams_read_fixed_memory(gpu):
-    """A stream to a request; what then writes comes after all of them."""
+    """One stream per request; a later write waits for all of them."""
     x, transpose = ptxrt.to_device(data()), ptxrt.kernels()["transpose_tiled"]
     late = []
     for i in range(2000):
@@ -416,7 +416,7 @@ def test_many_streams_read_fixed_memory(gpu):
 
 
 def test_nothing_that_was_left_ends_a_capture(gpu, tmp_path):
-    """Streams, graphs, modules and memory that others had, which end just before a graph is gathered or meanwhile."""
+    """Streams, graphs, modules and exported memory that die just before or during a capture."""
     path = tmp_path / "put.ptx"
     path.write_text(TEXT)
     x, transpose, y = ptxrt.to_device(data()), ptxrt.kernels()["transpose_tiled"], ptxrt.empty(1, np.int32)
@@ -436,7 +436,7 @@ def test_nothing_that_was_left_ends_a_capture(gpu, tmp_path):
 
 
 def test_garbage_of_streams_and_memory(gpu):
-    """Cycles of arrays and their streams: memory waits for a stream that only it knows."""
+    """Reference cycles of arrays and their streams: memory waits for a stream that only the cycle references."""
     transpose = ptxrt.kernels()["transpose_tiled"]
     for i in range(200):
         cycle = type("Cycle", (), {})()

@@ -1,4 +1,4 @@
-"""Every declared kernel at every declared size, on every machine, against its reference; also without races."""
+"""Every declared kernel at every declared size, on every machine, against its reference; also with race checks."""
 
 import os
 
@@ -13,7 +13,7 @@ CASES = [(kernel.name, case) for kernel in KERNELS.values() for case in kernel.c
 
 
 def first_of_each(name_of, cases=CASES):
-    """The first of the cases for every name that name_of(kernel, its axes, case) gives them."""
+    """The first case for every value of name_of(kernel, axes, case)."""
     first = {}
     for name, case in cases:
         kernel = KERNELS[name]
@@ -57,11 +57,11 @@ def test_kernel(gpu, name, case):
 
 
 def raced(text):
-    """The cases in which races are looked for.
+    """The cases that run with race checks.
 
-    In the native text: each size, and each entry, which differ in the types that they load. In the portable text, of
-    which tiles and stages are the unit's: one of each unit, but no probes, whose stand-ins are slow and which have one
-    warp or the loads of attention.
+    In the native text: each size and each entry, since entries load different types. In the portable text, whose tiles
+    and stages depend on the unit: one case of each unit. Probes are left out there: their stand-ins are slow, and they
+    have one warp or the loads of attention.
     """
     if text == "native":
         return [(name, case) for name in KERNELS for case in one_of_each_size(KERNELS[name].cases)] + each_entry_once()
@@ -71,7 +71,7 @@ def raced(text):
 
 
 def texts():
-    """Every case in both texts of its unit, and whether it is one in which races are looked for."""
+    """Every case in both texts of its unit, and whether it runs with race checks."""
     for text in ("native", "portable"):
         chosen = {(name, case.id) for name, case in raced(text)}
         for name, case in CASES:
@@ -83,7 +83,7 @@ def texts():
 
 @pytest.mark.parametrize("text, name, case, races", list(texts()))
 def test_text_on_the_emulator(text, name, case, races):
-    """What nvcc makes of a kernel for compute_120f, and for compute_90, where it copies and waits in other ways."""
+    """The texts that nvcc compiles for compute_120f and for compute_90, which copies and waits differently."""
     with ptxrt.using("emulator", ptx=text, races=races):
         run_and_check(name, case)
 
@@ -95,7 +95,7 @@ def test_hardware_arithmetic_on_the_emulator(name, case):
 
 
 def sanitized():
-    """The small cases that together reach every place of the sources; sanitizer_cases.py chooses them."""
+    """The cheap cases that together reach every place of the sources; sanitizer_cases.py chooses them."""
     there = {(name, case.id): (name, case) for name, case in CASES}
     part, parts = map(int, os.environ.get("PTXRT_PART", "0/1").split("/"))
     return [there[chosen] for chosen in sanitizer_cases.chosen() if chosen in there][part::parts]
@@ -110,7 +110,7 @@ def test_the_cases_for_the_sanitizer_are_there():
 @pytest.mark.sanitize
 @pytest.mark.parametrize("name, case", sanitized(), ids=case_id)
 def test_under_a_sanitizer(name, case):
-    """The small subset for compute-sanitizer, on the machine of PTXRT_MACHINE or the default."""
+    """The subset for compute-sanitizer, on the machine of PTXRT_MACHINE or the default one."""
     if ptxrt.selection.default_machine() == "emulator":
         pytest.skip("the default machine is the emulator, which no sanitizer watches")
     run_and_check(name, case)
@@ -118,6 +118,6 @@ def test_under_a_sanitizer(name, case):
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=lambda kernel: kernel.name)
 def test_cases_reach_every_variant(kernel):
-    """Every compiled unit runs somewhere in these tests."""
+    """Every compiled unit runs in these tests."""
     reached = {kernel.unit_name({**kernel.fixed, **case.axes}) for case in kernel.cases}
     assert reached == {unit.name for unit in kernel.units}

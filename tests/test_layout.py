@@ -1,4 +1,4 @@
-"""`ptxrt layout`: the places of every kind of mma.sync, as text, JSON and pictures."""
+"""`ptxrt layout`: element places of every kind of mma.sync, as text, JSON and pictures."""
 
 import json
 import xml.etree.ElementTree as ElementTree
@@ -20,7 +20,7 @@ def run(*arguments, code=0, **options):
 
 
 def named(kind):
-    """Operands that a kind has, with all their selectors."""
+    """The operands of a kind, each with all its selectors."""
     for operand in atlas.OPERANDS:
         if not operand.startswith("scales"):
             yield operand, 0, 0

@@ -1,4 +1,5 @@
-"""docs/lessons/: pages are what the kernels do on the emulator, and the text of lessons.cu is what nvcc makes of it."""
+"""docs/lessons/: the pages show what the kernels do on the emulator, and the committed text is what nvcc makes of
+lessons.cu."""
 
 import subprocess
 from pathlib import Path

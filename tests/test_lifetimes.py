@@ -1,6 +1,6 @@
 """What must not grow, hang or break: memory and its uses, modules, streams, machines, finalizers, threads, forks.
 
-Most of it on the stand-in for the driver, whose streams run as late as they may.
+Most tests use the stand-in for the driver, whose streams run as late as possible.
 """
 
 import gc
@@ -52,7 +52,7 @@ def put_seven(address):
 
 
 def is_flat(turn, count=10_000, sample=lambda: len(gc.get_objects())):
-    """Call turn(i) that often; whether the second half adds next to nothing to what there is."""
+    """Call turn(i) `count` times; whether `sample` grows by less than 200 during the second half."""
     for i in range(count // 2):
         turn(i)
     gc.collect()
@@ -64,7 +64,7 @@ def is_flat(turn, count=10_000, sample=lambda: len(gc.get_objects())):
 
 
 def device_goes_on(fake):
-    """Do all that streams have to do, and forget what was called and the streams that are idle."""
+    """Run all pending operations of streams, and forget the recorded calls and the streams."""
     for stream in list(fake.streams):
         fake._run(stream)
     for known in (fake.calls, fake.streams, fake.homes):
@@ -75,7 +75,7 @@ def device_goes_on(fake):
 
 
 def test_readers_of_fixed_memory_are_bounded(either):
-    """One stream to a request over weights that nothing writes: neither uses nor streams pile up."""
+    """One stream per request over weights that are never written: neither uses nor streams accumulate."""
     weights, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32)
     fake = either._driver if either.is_cuda else None
 
@@ -124,7 +124,7 @@ def test_a_stream_that_reads_again_does_not_wait_again(cuda):
 
 
 def test_a_use_noted_while_others_are_waited_for_breaks_nothing(cuda, monkeypatch):
-    """What another thread does while this one calls the driver in the middle of its waits."""
+    """Simulates another thread that notes a use while this one calls the driver during its waits."""
     x, other = ptxrt.to_device(numbers(4, 5)), ptxrt.to_device(-numbers(5, 4))
     results = [transpose(x, stream=ptxrt.Stream()) for _ in range(3)]
     original = driver.DriverBackend.wait
@@ -157,7 +157,7 @@ def test_many_threads_read_one_array(cuda):
 
 
 def run_threads(works):
-    """Run functions in a thread each, which change as often as the interpreter can."""
+    """Run each function in its own thread, with the shortest switch interval."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -208,7 +208,7 @@ def test_graphs_keep_the_modules_of_their_launches(cuda, program):
 )
 def test_a_module_whose_load_fails_halfway_is_unloaded(cuda, program, monkeypatch, function):
     if function != "cuModuleGetFunction":
-        monkeypatch.setattr(driver, "_parsed", lambda data, name: None)  # the driver alone knows its entries
+        monkeypatch.setattr(driver, "_parsed", lambda data, name: None)  # then only the driver lists the entries
     cuda.fail[function] = RESULT.CUDA_ERROR_NOT_FOUND
     with pytest.raises(ptxrt.DriverError, match=function):
         ptxrt.load(program)
@@ -216,7 +216,7 @@ def test_a_module_whose_load_fails_halfway_is_unloaded(cuda, program, monkeypatc
 
 
 def test_a_raised_limit_of_shared_memory_goes_with_its_module(cuda, program):
-    """The driver gives handles of functions out again: a new module's function needs its limit raised anew."""
+    """The driver may reuse a function handle: the function of a new module needs its limit raised again."""
     y = ptxrt.empty(1, np.int32)
     cuda.programs["put"] = put_seven
     for _ in range(2):
@@ -336,7 +336,7 @@ def test_what_cannot_be_settled_yet_is_tried_once_a_turn():
 
 
 def test_finalizers_wait_for_no_thread():
-    """Two machines whose finalizers run while each other's turn is taken: with locks this would be a deadlock."""
+    """Finalizers of two machines run while each machine's turn is held by a thread: with locks they would deadlock."""
     turns = [Turn(lambda item: None), Turn(lambda item: None)]
     both, done = threading.Barrier(2, timeout=20), []
 
@@ -377,7 +377,7 @@ def test_without_a_pool_counts_hold_while_threads_free(install, monkeypatch):
 
 
 def test_a_finalizer_within_the_pool_gives_back_later(cuda, monkeypatch):
-    """Without reuse, too, where a finalizer gives memory to the driver: not while this very thread takes some."""
+    """Also without reuse, where a finalizer returns memory to the driver: not while its thread is allocating."""
     chosen = selection.current()
     pool = Pool(chosen, list, keep=False)
     held = [pool.alloc(100, chosen.own_queue)]
@@ -397,7 +397,7 @@ def test_a_finalizer_within_the_pool_gives_back_later(cuda, monkeypatch):
 
 
 def test_a_launch_takes_its_packet_in_one_step(cuda):
-    """Another thread may take the last spare packet at any moment: just before this one takes it, too."""
+    """Another thread may take the last spare packet just before this one does."""
     x, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32)
     for _ in range(3):
         transpose(x, y=y)
@@ -418,7 +418,7 @@ def test_a_launch_takes_its_packet_in_one_step(cuda):
 
 
 def test_a_stream_lives_while_memory_waits_for_it(cuda):
-    """Garbage that holds memory and the only reference to its stream: the memory is reused after the stream's end."""
+    """Garbage holds memory and the only reference to its stream: the memory is reused only after the stream's work."""
 
     class Cycle:
         pass
@@ -444,7 +444,7 @@ def test_a_stream_lives_while_memory_waits_for_it(cuda):
 
 
 def test_an_event_lives_while_memory_waits_for_it(cuda):
-    """The same of an event, by which a stream is known that is an integer: its handle is not recorded anew before."""
+    """The same for the event of a stream given as an integer: its handle is not recorded again before."""
     cycle = type("Cycle", (), {})()
     cycle.itself = cycle
     cycle.x = ptxrt.to_device(numbers(3, 7))
@@ -453,7 +453,7 @@ def test_an_event_lives_while_memory_waits_for_it(cuda):
     del cycle
     gc.collect()
     mine = ptxrt.Stream()
-    for _ in range(20):  # events of a stream that has nothing to do
+    for _ in range(20):  # events of an idle stream
         ptxrt.Stream().wait(mine)
     assert ptxrt.empty((7, 3), np.float32).address not in addresses
     cuda._run(88)
@@ -483,7 +483,7 @@ def test_blocks_of_a_stream_that_is_gone_are_reused_after_its_end(cuda):
         y = transpose(x)
     address, handle = x.address, stream.handle
     del x, stream
-    y.memory.writer = None  # the result alone would keep the stream
+    y.memory.writer = None  # otherwise the result would keep the stream alive
     gc.collect()
     other = ptxrt.empty((3, 7), np.float32)
     assert other.address != address and handle not in cuda.destroyed
@@ -495,7 +495,7 @@ def test_blocks_of_a_stream_that_is_gone_are_reused_after_its_end(cuda):
 
 
 def test_nothing_that_was_left_ends_a_capture(cuda, program):
-    """Streams, memory that others had, graphs and modules that end just before or within a capture."""
+    """Streams, exported memory, graphs and modules that die just before or during a capture."""
     cuda.programs["put"] = put_seven
     y = ptxrt.empty(1, np.int32)
 
@@ -520,7 +520,7 @@ def test_nothing_that_was_left_ends_a_capture(cuda, program):
         ptxrt.empty((2, 3), np.float32)
     g.launch()
     np.testing.assert_array_equal(z.to_numpy(), numbers(2, 3).T)
-    for _ in range(2):  # one event after everything, and a look at it
+    for _ in range(2):  # the first pass records an event, the second finds it done
         ptxrt.synchronize()
         selection.current().finish()
     ptxrt.synchronize()
@@ -555,8 +555,7 @@ def test_threads_launch_one_graph_in_turns(either, monkeypatch):
 
 
 def test_the_pool_leaves_captured_streams_alone(cuda):
-    """A block that was last used in a stream that is being captured: an event in that stream would become part of the
-    graph."""
+    """The last use of a block was in a stream under capture: an event recorded there would become part of the graph."""
     with ptxrt.graph():
         address = ptxrt.empty((4, 5), np.float32).address
         with ptxrt.Stream():
@@ -576,7 +575,7 @@ def test_memory_that_others_had_ends_no_capture_of_theirs(cuda):
 
 
 def test_a_stream_of_others_that_is_gone_is_not_asked_about(cuda):
-    """A bare handle says nothing of its stream's life: the driver may crash on one that was destroyed."""
+    """A bare handle does not tell whether its stream still exists: the driver may crash on a destroyed one."""
     lent = ptxrt.to_device(numbers(5, 5))
     transpose(ptxrt.to_device(numbers(2, 3)), y=ptxrt.empty((3, 2), np.float32), stream=88)
     ptxrt.synchronize(88)
@@ -591,11 +590,11 @@ def test_a_stream_of_others_that_is_gone_is_not_asked_about(cuda):
 
 
 def in_a_fork(action, seconds=20):
-    """What a forked process prints of an action's error: its type and message."""
+    """The type and message of the error that an action raises in a forked process."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
-        signal.alarm(seconds)  # a hang ends it without a word
+        signal.alarm(seconds)  # ends a hang
         try:
             action()
             words = "no error"
@@ -617,7 +616,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do no
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("where", ["the pool", "the modules", "opening", "nothing"])
 def test_a_forked_process_gets_an_error(cuda, where):
-    """Also where another thread was in the middle of something, whose locks nobody gives back."""
+    """Also if another thread held a lock at the time of the fork, which the child can never acquire."""
     chosen, x = selection.current(), ptxrt.to_device(numbers(2, 3))
     y = ptxrt.empty((3, 2), np.float32)
     prepared = ptxrt.prepare(transpose, x, y=y)
@@ -690,7 +689,7 @@ def test_a_turn_may_survive_a_fork_that_nobody_was_in():
     thread.join()
 
 
-# What an array cannot be
+# Invalid operations on arrays
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""The examples' sentence encoder, and what both examples' models share: formats, missing files, weights that are
-kept."""
+"""The examples' sentence encoder, and what both examples' models share: formats, missing files, cached weights."""
 
 import os
 import sys
@@ -26,7 +25,7 @@ TEXTS = [TEXT[:9], TEXT[5:36], TEXT[20:22], TEXT]
 
 
 def test_embeddings_are_those_of_the_formulas(text_machine):
-    """One text is the replay of the graph of its length; a batch has other neighbours. The bits are the same."""
+    """A single text replays the graph of its length; in a batch it has other neighbours. The bits are the same."""
     model = minilm.MiniLM(weights=small_encoder())
     want = np.stack([reference.encoder(ids, model.weights.read, model.config) for ids in TEXTS])
     got = model.encode(TEXTS)
@@ -34,7 +33,7 @@ def test_embeddings_are_those_of_the_formulas(text_machine):
     assert (got * want).sum(-1).min() > 0.9999
     for i in range(2):
         assert (model.encode(TEXTS[i : i + 1]).view(np.uint32) == got[i].view(np.uint32)).all()
-    assert (model.encode([TEXTS[1][:9]]) != got[0]).any()  # the graph of 9 tokens again, for others
+    assert (model.encode([TEXTS[1][:9]]) != got[0]).any()  # replays the graph of 9 tokens with another text
     assert (model.encode(TEXTS[:1]).view(np.uint32) == got[0].view(np.uint32)).all()
 
 
@@ -177,11 +176,11 @@ def test_encode_says_in_one_line_what_is_missing(monkeypatch, tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Quantized weights that are kept
+# Cached quantized weights
 
 
 def quantizing(monkeypatch) -> list:
-    """The shapes that `quantize` is called on from now on."""
+    """Record the shapes that `quantize` is called on from now on."""
     seen, real = [], ptxrt.quantize
     monkeypatch.setattr(
         ptxrt, "quantize", lambda x, *rest, **options: (seen.append(tuple(x.shape)), real(x, *rest, **options))[1]
@@ -201,7 +200,7 @@ def test_weights_are_quantized_once(emulator, monkeypatch, folder_of_quantized_w
     assert len(seen) == 4 * 8
     files = sorted(folder_of_quantized_weights.rglob("*.npz"))
     assert len(files) == len(seen)
-    # A damaged file is made again, and so is one that is gone.
+    # A damaged or missing file is written again.
     kept = next(path for path in files if path.name == "down.0.nvfp4.npz" and "default" in str(path))
     kept.write_bytes(kept.read_bytes()[:100])
     del seen[:]

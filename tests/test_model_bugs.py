@@ -1,5 +1,5 @@
-"""One-line bugs in a copy of the examples' models: each is caught by the comparison with the formulas on small weights,
-which the models themselves pass."""
+"""One-line bugs in a copy of the examples' models: the comparison with the formulas on small weights catches each, and
+the models themselves pass."""
 
 import importlib
 import shutil
@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 MODULES = ("smollm2", "minilm", "decoding", "products", "weights")
 LOGITS, TEXTS, BLOCKS, EMBEDDINGS = "logits", "texts in turn", "block formats", "embeddings"
 
-# The check that catches each stands where other bugs have their kernel.
+# `kernel` of these bugs is the check that must fail.
 BUGS = [
     Bug("conventions", "halves_for_pairs", LOGITS, "smollm2.py", 'style="pairs"', 'style="halves"'),
     Bug(
@@ -117,7 +117,7 @@ def logits(smollm2) -> bool:
 
 
 def texts_in_turn(smollm2) -> bool:
-    """Two texts in one step, behind tokens that came before."""
+    """Two texts in one step, after earlier tokens."""
     model = smollm2.SmolLM2(context=32, batch=2, weights=small_language_model())
     ids = np.int32([TEXT[:6], TEXT[9:15]])
     for first in (0, 4):
@@ -150,7 +150,7 @@ CHECKS = {
 
 
 def holds(name: str) -> bool:
-    """Whether a check of the modules at hand passes; a fault or a refusal is no pass."""
+    """Whether a check of the imported modules passes; a fault or a refusal fails it."""
     module, check = CHECKS[name]
     try:
         return check(importlib.import_module(module))

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not nvvm.is_available(), reason="Numba finds no 
 
 @pytest.fixture(autouse=True)
 def machine_of_tests(emulator):
-    """The emulator, whatever the machine has."""
+    """Use the emulator even if there is a GPU."""
 
 
 @cuda.jit

@@ -1,4 +1,4 @@
-"""Tiles of keys and values, and quantize_operand: bytes on every machine, what goes in and comes out, files, errors."""
+"""Tiles of keys and values, and quantize_operand: bytes on every machine, round trips, files, errors."""
 
 import ml_dtypes
 import numpy as np
@@ -26,11 +26,11 @@ each_operand = pytest.mark.parametrize("role, format", ROLES)
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_byte_has_one_place(layout):
-    """Codes fill the first bytes, scales lie behind them, and no two bytes share a place."""
+    """Codes fill the first bytes, scales follow them, and no two bytes share a place."""
     places = np.concatenate([layout.codes_places.ravel(), layout.scale_places.ravel()])
     assert len(np.unique(places)) == len(places) and places.max() < layout.nbytes
     np.testing.assert_array_equal(np.sort(layout.codes_places.ravel()), np.arange(layout.code_bytes))
-    assert layout.nbytes % 128 == 0  # tiles lie one behind the other, each where bulk copies and swizzles want it
+    assert layout.nbytes % 128 == 0  # consecutive tiles stay aligned for bulk copies and swizzles
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -43,8 +43,7 @@ def test_split_undoes_join(layout, rng):
         np.testing.assert_array_equal(got, want)
 
 
-# The lanes that read a matrix of an ldmatrix together, by the order of keys that a format of weights takes
-# (block_tiles.cuh).
+# The rows that a matrix of ldmatrix reads together, by the order of keys for a format of weights (block_tiles.cuh).
 ORDERS = {
     "natural": lambda j, column: 8 * j + column,
     "fours": lambda j, column: 16 * (j // 2) + 4 * (column // 2) + 2 * (j % 2) + column % 2,
@@ -55,8 +54,8 @@ ORDERS = {
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout.role == "k"], ids=str)
 def test_ldmatrix_meets_no_bank_conflict(layout, order):
-    """Eight rows of a matrix stand in eight different groups of four banks; of an odd multiple of 32 bytes two at a
-    time may meet."""
+    """The eight rows of a matrix lie in eight different groups of four banks. If a row has an odd multiple of 32 bytes,
+    two rows may share a group."""
     for j in range(TILE_KEYS // 8):
         rows = [ORDERS[order](j, column) for column in range(8)]
         for chunk in range(layout.codes_places.shape[1] // 16):
@@ -72,7 +71,7 @@ def packed(role, format, x, **options):
 
 
 def as_values(blocks: np.ndarray, role: str) -> np.ndarray:
-    """Blocks [n, size] as x [1, 1, keys, 64]: along the last axis, or down the columns."""
+    """Blocks [n, size] as x [1, 1, keys, 64]: along the last axis for k, down the columns for v."""
     size = blocks.shape[1]
     blocks = np.resize(blocks, (-(-blocks.size // (64 * 64)) * 64 * 64 // size, size))
     rows = (blocks if role == "k" else blocks.reshape(-1, 64, size).transpose(0, 2, 1)).reshape(-1, 64)
@@ -83,7 +82,7 @@ def as_values(blocks: np.ndarray, role: str) -> np.ndarray:
 @pytest.mark.parametrize("role", ["k", "v"])
 @pytest.mark.parametrize("text", ["native", "portable"])
 def test_hard_blocks_byte_for_byte(text, role, format, rule):
-    """Rounding boundaries, subnormals, outliers, zeros of both signs, NaN and infinity: the codes and scales of exact
+    """Rounding boundaries, subnormals, outliers, zeros of both signs, NaN and infinity: codes and scales equal exact
     arithmetic."""
     block = BLOCK_FORMATS[format]
     x = as_values(exact_blocks.hard_blocks(ELEMENTS[format], block.block), role)
@@ -108,7 +107,7 @@ def test_hard_blocks_byte_for_byte(text, role, format, rule):
 @pytest.mark.parametrize("rule", BLOCK_FORMATS["nvfp4"].rules)
 @pytest.mark.parametrize("role", "kv")
 def test_global_scales_of_any_size(machine, rng, role, rule):
-    """Divisors that float32 has no reciprocal for, and usual ones."""
+    """Divisors whose reciprocal is no normal float32, and ordinary ones."""
     for level in (2.0**-100, 0.37, 2.0**121):
         level = np.float32([level])
         x = (rng.standard_normal((1, 1, 3, 192)) * 40).astype(np.float32) * level
@@ -120,8 +119,8 @@ def test_global_scales_of_any_size(machine, rng, role, rule):
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
 @pytest.mark.parametrize("cols, gap", [(64, 0), (64, 8), (64, 3), (40, 0), (41, 0)])
 def test_rows_anywhere_in_memory(machine, rng, role, format, dtype, cols, gap):
-    """Rows at any stride: of [B, S, H, D], with gaps of whole and of broken units of 16 bytes, and starting beside
-    one."""
+    """Rows at any stride: of [B, S, H, D], with gaps that are multiples of 16 bytes or not, and with unaligned
+    starts."""
     storage = rng.standard_normal((2, 70, 3, cols + gap)).astype(dtype)
     view = ptxrt.to_device(storage).transpose(0, 2, 1, 3)[..., gap:]
     want = tile_layout(format, role, 64).encode(storage.transpose(0, 2, 1, 3)[..., gap:])
@@ -130,7 +129,7 @@ def test_rows_anywhere_in_memory(machine, rng, role, format, dtype, cols, gap):
 
 @each_operand
 def test_packed_sequences_have_tiles_of_their_own(machine, rng, role, format):
-    """Those of each sequence alone, and zeros between them; what an operand holds is what its sequences hold."""
+    """Tiles equal those of each sequence alone, with zeros between them; values equal those of each sequence."""
     cu = np.concatenate([[0], np.cumsum([1, 63, 64, 0, 65, 130, 0])])
     x = rng.standard_normal((1, 2, cu[-1], 40)).astype(np.float32)
     x += 2 * rng.standard_normal((1, 2, 1, 40)).astype(np.float32)
@@ -141,7 +140,7 @@ def test_packed_sequences_have_tiles_of_their_own(machine, rng, role, format):
     for i, keys in enumerate(map(slice, cu, cu[1:])):
         alone = ptxrt.quantize_operand(x[:, :, keys], format, role=role)
         values[:, :, keys] = np.asarray(alone)
-        if whole.global_scale is not None:  # values are the same under any power of two, scales under one
+        if whole.global_scale is not None:  # values are the same under any power of two, scales are not
             alone = ptxrt.quantize_operand(x[:, :, keys], format, role=role, global_scale=whole.global_scale)
         first = cu[i] // TILE_KEYS + i
         tiles[:, :, first : first + alone.codes.shape[2]] = alone.codes
@@ -153,7 +152,7 @@ def test_packed_sequences_have_tiles_of_their_own(machine, rng, role, format):
 
 
 def test_means_of_packed_sequences_are_those_of_each_alone(machine, rng):
-    """Sequences of several runs, behind each other at any place."""
+    """Sequences of several runs, one after the other at any offset."""
     cu = np.concatenate([[0], np.cumsum([300, 1, 0, 2600, 255])])
     x = rng.standard_normal((1, 1, cu[-1], 8)).astype(np.float32)
     whole = ptxrt.quantize_operand(x, "mxfp4", role="k", cu_seqlens=cu)
@@ -192,7 +191,7 @@ def test_wrong_sizes_of_tiles_are_refused(emulator, rng):
 
 
 def held(x, format, role, **options):
-    """What an operand of x holds, by quantize and dequantize of x [B, H, S, D] filled up with zeros."""
+    """The values of an operand of x, by quantize and dequantize of x [B, H, S, D] padded with zeros."""
     if format == "bf16":
         return np.asarray(x).astype(ml_dtypes.bfloat16).astype(np.float32)
     return ptxrt.dequantize(ptxrt.quantize(x, format, axis=-2 if role == "v" else -1, pad=True, **options))
@@ -235,7 +234,7 @@ def test_a_layout_is_strides_alone(machine, rng, role, format):
 
 
 def test_views_are_taken_where_they_lie(machine, rng):
-    """Repeated and cut rows: where kernels cannot walk along them, from a copy."""
+    """Views with repeated or strided rows; where kernels cannot use the strides, of a copy."""
     x = random_operand(rng, 1, 2, 70, 80)
     base = ptxrt.to_device(x)
     for view, want in [
@@ -253,7 +252,7 @@ def test_views_are_taken_where_they_lie(machine, rng):
 @pytest.mark.parametrize("format", BLOCKS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
 def test_smoothing_takes_the_mean(machine, rng, format, dtype):
-    """The mean of keys with a bias for each channel, the tiles of what is left, and both together again."""
+    """The mean of keys with a bias per channel, the tiles of the differences, and the sum of both."""
     x = (random_operand(rng, 2, 2, 300, 64) + 8 * random_operand(rng, 1, 2, 1, 64)).astype(dtype)
     operand = ptxrt.quantize_operand(x, format, role="k", smooth=True)
     exact = x.astype(np.float64).mean(axis=2)
@@ -294,7 +293,8 @@ def test_the_mean_is_of_the_keys_that_are_there(machine, rng):
 
 @pytest.mark.parametrize("role", ["q", "k", "v"])
 def test_global_scales_are_powers_of_two_over_six(machine, rng, role):
-    """The smallest that holds all finite values; twice that where what is left of a key may be twice as large."""
+    """The smallest that covers all finite values; twice that for smoothed keys, whose differences may be twice as
+    large."""
     for size in (1.0, 0.37, 3e-20, 1e30):
         x = random_operand(rng, 1, 2, 70, 64) * np.float32(size)
         x[0, 1, 3, 7] = np.nan
@@ -312,7 +312,7 @@ def test_global_scales_are_powers_of_two_over_six(machine, rng, role):
 
 @pytest.mark.parametrize("role, format", [("q", "nvfp4"), *ROLES])
 def test_a_batch_is_its_items(machine, rng, role, format):
-    """Codes and scales do not depend on the rest of a batch, whatever its size."""
+    """Codes and scales do not depend on the other items of a batch."""
     x = random_operand(rng, 3, 2, 90, 64) * np.float32([1, 7, 0.02])[:, None, None, None]
     whole = ptxrt.quantize_operand(x, format, role=role)
     for i in range(3):
@@ -324,7 +324,7 @@ def test_a_batch_is_its_items(machine, rng, role, format):
 
 @pytest.mark.parametrize("role, format", [("q", "nvfp4"), *ROLES])
 def test_prepared_calls(machine, rng, role, format):
-    """Operands of device arrays come from launches alone."""
+    """A prepared call only launches kernels, on any device array."""
     first, second = (ptxrt.to_device(random_operand(rng, 1, 2, 70, 64)) for _ in range(2))
     call = ptxrt.prepare(ptxrt.quantize_operand, first, format, role=role)
     want = [np.asarray(ptxrt.quantize_operand(x, format, role=role)) for x in (first, second)]
@@ -450,14 +450,14 @@ def test_wrong_operands_say_what_to_do(emulator, rng):
             Operand(**{**fields, **change})
 
 
-# Operands of other libraries
+# Operands from other libraries
 
 
 @pytest.mark.parametrize("format", ["mxfp8", "mxfp4", "nvfp4"])
 @pytest.mark.parametrize("role", ["q", "k", "v"])
 @pytest.mark.parametrize("shape, dim", [((2, 3, 70, 64), None), ((1, 2, 64, 96), 128)])
 def test_operands_of_codes_and_scales_of_others(machine, rng, format, role, shape, dim):
-    """Codes and scales of `quantize` in plain order become the operand that `quantize_operand` makes of the values."""
+    """`quantize` codes and scales in row-major order become the operand that `quantize_operand` makes of the values."""
     axis, dim = -2 if role == "v" else -1, None if role == "q" else dim
     if role == "v":
         shape = (*shape[:2], shape[2] // 32 * 32, shape[3])
@@ -490,7 +490,7 @@ def test_imported_values_with_scales_along_the_head_dimension_are_16_bit_values(
 
 @pytest.mark.parametrize("format, keys", [("mxfp8", 96), ("mxfp4", 32), ("nvfp4", 80)])
 def test_imported_values_with_scales_along_the_keys(machine, rng, format, keys):
-    """Tiles that keys do not fill, without scales too; and a global scale that is no power of two."""
+    """A partial last tile, also without scales; and a global scale that is no power of two."""
     v, level = (
         rng.standard_normal((1, 2, keys, 64), dtype=np.float32),
         {"global_scale": 0.3} if format == "nvfp4" else {},

@@ -1,4 +1,4 @@
-"""`ptxrt probe`: findings beside the atlas, differences in words, and the file that has them all."""
+"""`ptxrt probe`: findings compared with the atlas, differences as text, and the file with all findings."""
 
 import base64
 import json
@@ -38,7 +38,7 @@ def test_a_kind_and_its_file(tmp_path):
 
 
 def test_differences_are_listed_and_fail(monkeypatch, tmp_path):
-    """An atlas in which the upper half of A's rows comes first."""
+    """An atlas that has the upper half of A's rows first."""
     place = probes.fragment_place
 
     def wrong(number, width, registers, depth):
@@ -97,6 +97,7 @@ def test_all_on_a_card(name, on_machine, tmp_path):
     findings = json.loads((tmp_path / "found.json").read_text())["findings"]
     wrong = {(row["kind"], row["case"]) for row in findings if row["differences"] or row["error"]}
     if ptxrt.machines()[name].compute_capability == (9, 0):
-        # sm_90 has no mma.sync of 8-bit floats: ptxas makes two of f16, of halves of the registers, and both add up.
+        # sm_90 has no mma.sync of 8-bit floats: ptxas emits two f16 MMAs, of halves of the registers, and adds the
+        # results.
         wrong -= {("fp8", "sums of e4m3"), ("fp8", "sums of e5m2")}
     assert not wrong, done.output

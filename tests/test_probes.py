@@ -1,4 +1,4 @@
-"""What the probes of the matrix instructions find, against the tile code, the emulator's layouts and
+"""The findings of the matrix instruction probes, against the tile code, the emulator's layouts and
 docs/fragments.md."""
 
 from pathlib import Path
@@ -26,13 +26,13 @@ SCALED = [name for name, kind in KINDS.items() if kind.scales]
 
 @pytest.fixture(scope="session", params=["emulator", pytest.param("native", marks=pytest.mark.gpu)])
 def found(request, on_machine):
-    """Findings of all probes, from a card where there is one."""
+    """Findings of all probes on the emulator, and on a GPU if there is one."""
     with on_machine(request.param):
         return fragments.all_findings()
 
 
 def tile_k(byte, element, width):
-    """k of an element that lies in byte `byte` of a row in shared memory."""
+    """The k of an element in byte `byte` of a row in shared memory."""
     return {1: byte // 4, 2: byte // 2, 4: byte, 8: 2 * byte + element % 2}[width]
 
 
@@ -48,7 +48,7 @@ def test_the_tile_code_loads_a_where_the_instruction_takes_it(found, name):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_tile_code_loads_b_where_the_instruction_takes_it(found, name):
-    """Both of the neighbouring tiles of columns; `Kind` has compared the first with the columns of the products."""
+    """For both neighbouring tiles of columns. `Kind` itself compares the first with the columns of the products."""
     kind = fragments.kind_of(found, name)
     assert sorted(map(tuple, kind.b.tolist())) == [(column, k) for column in range(8) for k in range(kind.depth)]
     first, second = found["probe_fragments"]["b"].swapaxes(0, 1)
@@ -67,7 +67,7 @@ def test_the_transposed_load_brings_b_where_the_instruction_takes_it(found, name
 
 @pytest.mark.parametrize("name", SCALED)
 def test_the_tile_code_brings_scales_where_the_instruction_takes_them(found, name):
-    """Thread pair p of a quad has word p of A's rows; thread t has the scales of the columns of tile t of B."""
+    """Thread pair p of a quad has word p of A's rows; thread t has the scales of the columns of B's tile t."""
     kind, tiles = fragments.kind_of(found, name), found["probe_fragments"]
     for index, selector in enumerate(KINDS[name].scales.bytes):
         for block in range(kind.blocks):
@@ -112,7 +112,8 @@ def test_the_atlas_has_every_kind():
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_page_of_a_kind_says_all_there_is_to_say(name):
-    """Pictures, rate class, order in a register, what must be zero, codes and sums, three mistakes, who found it."""
+    """Pictures, rate class, order in a register, bits that must be zero, codes and sums, three mistakes, and the
+    probe's name."""
     text = (DOCS / "fragments" / f"{name}.md").read_text(encoding="utf-8")
     for words in (
         *(

@@ -1,4 +1,5 @@
-"""What stands between two products: norms, gates and activations against float64, and the bytes of `quantize`."""
+"""The kernels between two products: norms, gates and activations against float64, and against the bytes of
+`quantize`."""
 
 import math
 
@@ -20,12 +21,12 @@ def normal(*shape, dtype=np.float32, seed=0):
 
 
 def host(x):
-    """An array as one of NumPy."""
+    """A NumPy copy of an array."""
     return x if isinstance(x, np.ndarray) else x.to_numpy()
 
 
 def to_type(y, dtype):
-    """Float64 rounded as a kernel rounds its float32 values."""
+    """Float64 values rounded as a kernel rounds: to float32, then to dtype."""
     with np.errstate(over="ignore"):
         return y.astype(np.float32).astype(dtype).astype(np.float64)
 
@@ -53,14 +54,14 @@ def exact_gate(x, *, interleaved=False, limit=None, alpha=1.0, offset=0.0, row_w
 
 
 def assert_close(got, want, dtype=np.float32):
-    """Within the stated bound with float32, within one rounding with 16 bits."""
+    """Check the documented bound in float32, and one rounding in 16 bits."""
     bound = {np.float32: 4e-7, np.float16: 4e-4, BF16: 3e-3}[dtype]
     assert got.dtype == dtype and got.shape == want.shape
     comparison = ptxrt.compare(got, want)
     assert comparison.relative_l2 <= bound, comparison
 
 
-# Calls of every function: of x, and what they are in float64 of the same x.
+# Function -> (call of x, float64 reference of x).
 CALLS = {
     "rmsnorm": (lambda x, **o: ptxrt.rmsnorm(x, **o), lambda x: exact_norm(x, eps=1e-6)[0]),
     "layernorm": (lambda x, **o: ptxrt.layernorm(x, **o), lambda x: exact_norm(x, eps=1e-5, centered=True)[0]),
@@ -118,13 +119,13 @@ def test_rmsnorm_with_all_it_takes(text_machine, rounding, dtype):
         np.testing.assert_array_equal(v, to_type(total, dtype).astype(dtype))
         if rounding == "once" or dtype is np.float32:
             assert_close(y, want)
-        else:  # what lies at the middle between two of 16 bits may fall to either side
+        else:  # values halfway between two 16-bit values may round to either
             assert np.mean(np.abs(y - want) > 1e-6 * np.abs(want)) < 0.01
             assert ptxrt.compare(y, want).relative_l2 < {np.float16: 2e-4, BF16: 1.5e-3}[dtype]
 
 
 def test_rounding_before_the_weight(text_machine):
-    """One row that is known to the bit: the root mean square is 1, so that x is what is rounded."""
+    """One row with known bits: the root mean square is 1, so that the rounded values are those of x."""
     x = np.array([[1, -1, 1, -1]], BF16)
     weight = np.array([1 + 2**-8, 3, 1, 1], np.float32)
     residual = np.full((1, 4), 3 * 2.0**-10, BF16)
@@ -139,7 +140,7 @@ def test_rounding_before_the_weight(text_machine):
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda t: np.dtype(t).name)
 def test_layernorm_with_all_it_takes(text_machine, dtype):
     for cols in (384, 130):
-        x = (normal(9, cols, dtype=np.float32) + 30).astype(dtype)  # a mean far beyond the deviation
+        x = (normal(9, cols, dtype=np.float32) + 30).astype(dtype)  # the mean is far larger than the deviation
         residual = normal(9, cols, dtype=dtype, seed=2)
         weight, bias = normal(cols, dtype=np.float32, seed=3), normal(cols, dtype=np.float16, seed=4)
         y, v = ptxrt.layernorm(x, weight, bias, eps=1e-12, residual=residual, out_dtype=np.float32)
@@ -268,7 +269,7 @@ def test_what_is_not_finite_gives_what_the_formulas_give(text_machine):
 
 
 def test_activations_of_all_magnitudes(text_machine):
-    """Of what is beyond the range of e^x, and of infinities, they are what their limits are; of -infinity NaN."""
+    """Beyond the range of e^x, and for infinities, the results are the limits; for -infinity NaN."""
     large = np.array([100, 1e4, 1e13, 1e20, 3e38, np.inf], np.float32)
     x = np.concatenate([large, -large[:-1]])
     for call in (
@@ -283,7 +284,7 @@ def test_activations_of_all_magnitudes(text_machine):
 
 
 def test_gelu_on_both_sides_of_zero(text_machine):
-    """Relative to itself where it is positive; where it is negative it may only be small."""
+    """Bounds are relative for positive values, absolute for negative ones."""
     x = np.linspace(-14, 14, 4001).astype(np.float32)
     got, want = ptxrt.gelu(x), activate(x.astype(np.float64), "gelu")
     np.testing.assert_allclose(got[x > 0], want[x > 0], rtol=6e-7, atol=0)
@@ -311,7 +312,7 @@ def test_prepared_and_in_a_graph(text_machine, name):
 
 
 def test_one_launch(text_machine):
-    """One read, one write: swizzled scales and the padding of their tiles among it."""
+    """One launch writes everything, including swizzled scales and the padding of their tiles."""
     x = ptxrt.to_device(normal(9, 64, dtype=BF16))
     for name, (call, _) in CALLS.items():
         assert len(ptxrt.prepare(call, x, format="mxfp4", scale_layout="128x4").launches) == 1, name

@@ -1,4 +1,4 @@
-"""Parsing and lowering of PTX text: strict, lazy, fast."""
+"""Parsing and lowering of PTX text: strictness, laziness and speed."""
 
 import time
 from importlib import import_module
@@ -191,7 +191,7 @@ def test_source_lines_with_inlining():
 
 
 def test_source_lines_that_are_said_once():
-    """nvcc says where a line was inlined when it is new, and leaves it out behind a position without a line."""
+    """nvcc states where a line was inlined when that changes, and omits it after a position without a line."""
     found = statements(
         """.reg .b32 %r<3>;
     .loc 2 20 5, function_name $a, inlined_at 1 10 3
@@ -353,7 +353,7 @@ def test_wrong_operands_are_refused_at_the_first_launch(body, message):
 
 
 def test_a_large_module_loads_fast():
-    """Five entries of about 4000 lines: loaded, and one of them launched, within half a second of processor time."""
+    """Loading five entries of about 4000 lines and launching one takes less than half a second of processor time."""
     from ptxrt.emulator import Emulator
     from ptxrt.emulator.instruction import resolve
 
@@ -363,7 +363,7 @@ def test_a_large_module_loads_fast():
         for i in range(1000)
     )
     texts = "".join(f".visible .entry k{i}() {{\n.reg .b32 %r<200>;\n{body}ret;\n}}\n" for i in range(5))
-    resolve("add.f32")  # the families are read once per process
+    resolve("add.f32")  # families are imported once per process
     emulator = Emulator()
     best = 9.0
     for _ in range(3):

@@ -9,8 +9,8 @@ import ptx_coverage
 from ptx_coverage import EXPLAINED, ROOT, Coverage, Explained, Place
 from ptxrt.ptx.parse import parse
 
-# The wrapper of ex2 inlined at two lines of a function of op/, which has a line of integers alone, too. Line 19 is a
-# copy of line 11.
+# The ex2 wrapper is inlined at two lines of a function of op/, which also has a line of integer operations alone. Line
+# 19 of the text copies line 11.
 TEXT = """.version 9.0
 .target sm_90
 .address_size 64
@@ -53,7 +53,7 @@ ALL_OF_F32, ALL_OF_F16 = dict.fromkeys((9, 11, 14, 16, 19, 20), 32), dict.fromke
 
 
 def coverage(f32: dict, f16: dict) -> Coverage:
-    """What ran where these lines of the two entries did."""
+    """The coverage if these lines of the two entries ran."""
     found, module = Coverage(), parse(TEXT, "k.ptx")
     found.add(module, "k_f32", f32)
     found.add(module, "k_f16", f16)
@@ -62,7 +62,7 @@ def coverage(f32: dict, f16: dict) -> Coverage:
 
 @pytest.fixture(autouse=True)
 def sources(monkeypatch):
-    """Lines of sources that say where they are."""
+    """Source lines whose text is their own position."""
     monkeypatch.setattr(ptx_coverage, "source_line", lambda name: f"the text of {name}")
 
 
@@ -81,7 +81,7 @@ def test_a_function_has_places_for_every_line_it_is_inlined_at():
 
 
 def exit_code(monkeypatch, found, explanations=(), failed=0) -> int:
-    """What main returns for one native text; the portable one runs whole."""
+    """The exit code of main for this native coverage; the portable text runs completely."""
     both = iter((found, coverage(ALL_OF_F32, ALL_OF_F16)))
     monkeypatch.setattr(ptx_coverage, "run_tests", lambda arguments: failed)
     monkeypatch.setattr(ptx_coverage, "merge", lambda directory: {})
@@ -101,7 +101,7 @@ def test_what_never_runs_fails(monkeypatch, capsys):
         "native k: ptx/math.cuh:5 < op/k.cuh:20 (ex2.approx.ftz.f32) never runs: the text of kernels_cu/ptx/math.cuh:5"
         in capsys.readouterr().out
     )
-    assert exit_code(monkeypatch, coverage(ALL_OF_F32, {})) == 1  # every place runs, by the other entry
+    assert exit_code(monkeypatch, coverage(ALL_OF_F32, {})) == 1  # every place runs in the other entry
     assert "native k: the entry k_f16 is never launched" in capsys.readouterr().out
     assert exit_code(monkeypatch, coverage(ALL_OF_F32, dict.fromkeys(ALL_OF_F16, 0))) == 1
 

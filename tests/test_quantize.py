@@ -26,7 +26,7 @@ each_rule = pytest.mark.parametrize("format, rule", RULES)
 
 
 def exact(x, format, rule=None, global_scale=None):
-    """Codes, scales and global scale of exact arithmetic, of blocks along the last axis."""
+    """Codes, scales and global scale in exact arithmetic, with blocks along the last axis."""
     x = np.asarray(x, np.float32)
     if format != "nvfp4":
         return *exact_blocks.encode(x, format, rule or "floor"), None
@@ -54,7 +54,8 @@ def test_hard_blocks_byte_for_byte(machine, format, rule):
 
 @each_rule
 def test_scales_at_every_decision(machine, format, rule):
-    """Each rule's boundaries and two steps to either side, from the smallest subnormal to the largest number."""
+    """The decision boundaries of each rule and two float32 steps to either side, from the smallest subnormal to the
+    largest number."""
     x = exact_blocks.decision_blocks(ELEMENTS[format], BLOCK_FORMATS[format].block)
     given = dict(global_scale=1.0) if format == "nvfp4" else {}
     q = ptxrt.quantize(x, format, scale_rule=rule, **given)
@@ -77,11 +78,11 @@ E2M1_BOUNDARIES = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
 
 
 def boundary_blocks(g: np.float32) -> np.ndarray:
-    """Blocks of 16 for each scale of e4m3 whose quotients by f32(g * scale) lie on the boundaries of e2m1 and two steps
-    beside."""
+    """Blocks of 16 for each scale of e4m3: their quotients by f32(g * scale) lie on the boundaries of e2m1 and within
+    two steps."""
     step = g * np.float32(exact_blocks.E4M3.magnitudes[1:])
     near = (E2M1_BOUNDARIES[:, None] * step).astype(np.float32).view(np.uint32)[..., None] + np.arange(-2, 3)
-    values = np.moveaxis(near, 1, 0).reshape(step.size, -1).astype(np.uint32).view(np.float32)  # 35 to a scale
+    values = np.moveaxis(near, 1, 0).reshape(step.size, -1).astype(np.uint32).view(np.float32)  # 35 for each scale
     blocks = np.pad(values, ((0, 0), (0, 10))).reshape(step.size, 3, 15)
     return (
         np.concatenate([blocks, np.repeat((6 * step)[:, None, None], 3, 1)], axis=2).reshape(-1, 16).astype(np.float32)
@@ -90,7 +91,7 @@ def boundary_blocks(g: np.float32) -> np.ndarray:
 
 @pytest.mark.parametrize("rule", BLOCK_FORMATS["nvfp4"].rules)
 def test_nvfp4_quotients_are_correctly_rounded(machine, rng, rule):
-    """A quotient that is off by its last bit would fall on the wrong side of a tie."""
+    """A quotient with an error in its last bit would fall on the wrong side of a tie."""
     for g in np.exp2(rng.uniform(-30, 30, 12)).astype(np.float32):
         x = boundary_blocks(g)
         q = ptxrt.quantize(x, "nvfp4", scale_rule=rule, global_scale=g)
@@ -103,7 +104,7 @@ def test_nvfp4_quotients_are_correctly_rounded(machine, rng, rule):
     [(*each, "portable") for each in RULES] + [("nvfp4", rule, "native") for rule in BLOCK_FORMATS["nvfp4"].rules],
 )
 def test_values_of_any_size_in_every_layout(rng, format, rule, text):
-    """Of each dtype, NaN and infinity among them, along rows and down columns, of which a lane has four or fewer."""
+    """In every dtype, with NaN and infinity, along rows and down columns; a lane has four columns or fewer."""
     f = BLOCK_FORMATS[format]
     sizes = np.repeat(2.0 ** np.array([-149, -140, -130, -126, -124, -100, -60, -24, -14, -8, 0, 5, 30, 120]), 4)[
         :, None
@@ -123,8 +124,8 @@ def test_values_of_any_size_in_every_layout(rng, format, rule, text):
 
 
 def narrow_boundary_blocks(rng, g: np.float32, dtype) -> np.ndarray:
-    """Blocks of 16 with largest values from too small for a scale to too large, and as large: 0, and the others two
-    steps around boundaries."""
+    """Blocks of 16 in a narrow dtype. Largest values range from 0 and too small for a scale to too large; the other
+    values lie within two steps of a boundary."""
     largest = (g * np.exp2(rng.uniform(-8, 12, 96), dtype=np.float32)).astype(dtype)
     largest[:4] = 0
     scales = nvfp4.encode(np.repeat(largest[:, None], 16, 1), g)[1]
@@ -142,10 +143,10 @@ def narrow_boundary_blocks(rng, g: np.float32, dtype) -> np.ndarray:
 @pytest.mark.parametrize("axis", [-1, 0])
 @pytest.mark.parametrize("dtype, g", [(ml_dtypes.bfloat16, g) for g in (1.0, 0.37, 1 / 2688, 2.0**-56, 1e-18, 2.0**80, 3e24)] + [(np.float16, g) for g in (1.0, 0.37, 1 / 2688, 2.0**-12, 2.0**-17, 8.0)])  # fmt: skip
 def test_nvfp4_codes_of_narrow_dtypes_change_at_the_right_value(machine, rng, dtype, g, axis):
-    """The portable build does not divide them: it compares with the smallest value of each code."""
+    """The portable build does not divide in these dtypes: it compares with the smallest value of each code."""
     x = narrow_boundary_blocks(rng, np.float32(g), dtype).reshape(-1, 96)
     x = np.ascontiguousarray(x.T) if axis == 0 else x
-    x[:, 40:] = np.where(rng.random(x[:, 40:].shape) < 0.002, dtype(np.nan), x[:, 40:])  # some of them divide
+    x[:, 40:] = np.where(rng.random(x[:, 40:].shape) < 0.002, dtype(np.nan), x[:, 40:])  # these blocks divide
     for scale_layout in ("linear", "128x4"):
         choices = dict(axis=axis, global_scale=np.float32(g), scale_layout=scale_layout)
         with ptxrt.using("emulator", ptx="portable") if machine.name == "emulator" else ptxrt.using(machine.name):
@@ -173,7 +174,7 @@ def test_random_values_of_any_size(machine, rng, format, dtype):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape_axis_layout_and_value(emulator, data):
-    """Shapes, values and every choice of a call, against the reference on the host and back."""
+    """Random shapes, values and options, against the reference on the host, with a round trip."""
     format = data.draw(st.sampled_from(FORMATS))
     dtype = np.dtype(data.draw(st.sampled_from(DTYPES)))
     shape = tuple(data.draw(st.lists(st.integers(0, 70), min_size=1, max_size=3)))
@@ -216,7 +217,7 @@ def test_any_leading_axes(machine, rng, format, shape):
 )
 @each_format
 def test_any_axis(machine, rng, format, shape, axis):
-    """Codes and scales are those of the last axis, moved."""
+    """Codes and scales equal those along the last axis, moved to `axis`."""
     x = rng.standard_normal(shape).astype(np.float32)
     q = ptxrt.quantize(x, format, axis=axis)
     assert q.axis == axis - len(shape) * (axis >= 0)
@@ -231,7 +232,7 @@ def test_any_axis(machine, rng, format, shape, axis):
 @each_dtype
 @each_format
 def test_padding(machine, rng, format, shape, axis, dtype):
-    """Codes and scales of zeros stand where nothing is; the values come back in their own shape."""
+    """The padding has codes and scales of zeros; values have the original shape."""
     f = BLOCK_FORMATS[format]
     x = rng.standard_normal(shape).astype(dtype)
     q = ptxrt.quantize(x, format, axis=axis, pad=True)
@@ -302,10 +303,8 @@ def test_arrays_without_a_finite_value_have_a_global_scale_of_1(machine):
 
 
 def test_the_global_scale_is_rounded_once(machine, rng):
-    """Also where it is subnormal, in the middle between two of those, and at both ends of float32."""
-    multiples = 1344 * np.arange(
-        1, 12, dtype=np.uint32
-    )  # bits of subnormals: 1344 of their steps are half a step of the quotient
+    """Also if it is subnormal or halfway between two subnormals, and at both ends of float32."""
+    multiples = 1344 * np.arange(1, 12, dtype=np.uint32)  # subnormals whose quotient lies halfway: 1344 = 2688 / 2
     bits = [
         *multiples,
         1,
@@ -317,7 +316,7 @@ def test_the_global_scale_is_rounded_once(machine, rng):
         *rng.integers(1, 0x7F800000, 12, dtype=np.uint32),
     ]
     for largest in np.array(bits, np.uint32).view(np.float32):
-        quotient = np.float32(largest) / np.float32(2688)  # one division of float32, rounded once
+        quotient = np.float32(largest) / np.float32(2688)  # one float32 division, rounded once
         (got,) = np.asarray(ptxrt.kernels()["nvfp4_global_scale"](np.array([largest], np.float32)))
         assert got == (quotient or 1), largest
 
@@ -375,7 +374,7 @@ def test_quantizing_to_128x4(machine, rng, format, axis):
     np.testing.assert_array_equal(np.asarray(tiled), np.asarray(linear))
 
 
-# Rows and blocks of the scales' matrix at, before and behind the edges of tiles, and some of several matrices.
+# Rows and blocks of the scale matrix just before, at and after the edges of tiles, and some batches of matrices.
 TILED = [
     *(
         ((rows, blocks), -1)
@@ -390,7 +389,7 @@ TILED = [
 @pytest.mark.parametrize("shape, axis", TILED)
 @pytest.mark.parametrize("format, rule", [(name, f.rules[i]) for name, f in BLOCK_FORMATS.items() for i in (0, -1)])
 def test_tiles_are_those_of_swizzle_scales_in_one_launch(text_machine, rng, format, rule, shape, axis):
-    """In whole tiles and around them, on memory that holds other bytes before."""
+    """In full and partial tiles, on memory with other contents."""
     f = BLOCK_FORMATS[format]
     sizes = list(shape)
     sizes[axis] *= f.block
@@ -438,7 +437,7 @@ def test_a_quantizer_writes_tiles_of_the_right_size_alone(text_machine, rng, for
             kernel(x, *level, **sizes, scales=np.zeros((1, 1), np.uint8))
     with pytest.raises(ptxrt.ArgumentError, match="multiple of"):
         kernel(x[:, : n + n // 2].copy(), *level)
-    # Tiles do not fit an array of linear scales: nothing is written behind its end.
+    # Tiles do not fit an array for linear scales: the kernel must not write beyond its end.
     x, *level, scales = (ptxrt.to_device(array) for array in (x, *level, np.zeros((5, 3), np.uint8)))
     codes, _ = kernel(x, *level, scales=scales, swizzled=1)
     np.testing.assert_array_equal(codes.to_numpy(), kernel(x, *level)[0].to_numpy())
@@ -519,7 +518,7 @@ def test_better_formats_are_closer(emulator, rng):
     x = rng.standard_normal((64, 256)).astype(np.float32)
     loss = {name: ptxrt.compare(ptxrt.quantize(x, name), x).relative_l2 for name in FORMATS}
     assert loss["mxfp6_e2m3"] < loss["mxfp8"] < loss["mxfp6_e3m2"] < loss["nvfp4"] < loss["mxfp4"]
-    assert loss["mxfp6_e3m2"] == pytest.approx(loss["mxfp8_e5m2"], rel=0.05)  # two mantissa bits either
+    assert loss["mxfp6_e3m2"] == pytest.approx(loss["mxfp8_e5m2"], rel=0.05)  # both have two mantissa bits
 
 
 # Files
@@ -779,8 +778,7 @@ def test_a_quantized_array_checks_its_bytes():
 @pytest.mark.parametrize("text", ["native", "portable"])
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=lambda dtype: np.dtype(dtype).name)
 def test_zeros_are_zeros_under_any_global_scale(text, dtype):
-    """A block of zeros has steps as large as the global scale says, beyond all values of its type; so may its neighbor
-    be ordinary."""
+    """A block of zeros under a global scale so large that its step exceeds the dtype, next to an ordinary block."""
     x = np.zeros((2, 64), dtype)
     x[0, 16:32], x[1, ::3] = np.linspace(-60000, 60000, 16), -0.0
     with ptxrt.using("emulator", ptx=text):

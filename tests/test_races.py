@@ -1,5 +1,5 @@
-"""Races in shared memory, by what happened before what: every seeded one is found. (In the kernels, test_kernels.py
-looks.)"""
+"""Races in shared memory, detected by happens-before: every seeded race is found. (test_kernels.py checks the
+kernels.)"""
 
 import re
 import struct
@@ -29,7 +29,7 @@ def test_command():
     assert done.exit_code and "races" in done.output
 
 
-# A ring of tensor copies (tests/data/async.cu) without one of its lines
+# A ring of tensor copies (tests/data/async.cu), each time without one of its lines
 
 
 def run_ring(source: str, schedule: str) -> None:
@@ -45,7 +45,7 @@ def run_ring(source: str, schedule: str) -> None:
 
 
 def ring() -> str:
-    """The text from the entry `ring` on: other entries have lines like its own."""
+    """The entry `ring` alone: other entries have the same lines."""
     source = text("async.ptx")
     return source[: source.index(".visible .entry")] + source[source.index(".visible .entry ring") :]
 
@@ -54,10 +54,10 @@ def ring() -> str:
 @pytest.mark.parametrize(
     "line, nth, new",
     [
-        (r"bar\.sync\s+0;|barrier\.sync\s+0;|bar\.sync \s*0;", 0, ""),  # the barriers are not initialized for everybody
-        (r"bar\.sync 1, 128;", 0, ""),  # the tile is copied out before all have written it
-        (r"cp\.async\.bulk\.wait_group\.read\s+0;", 0, ""),  # the tile is given back before it was copied out
-        (r"fence\.proxy\.async\.shared::cta;", 0, ""),  # the copy out does not see what the threads wrote
+        (r"bar\.sync\s+0;|barrier\.sync\s+0;|bar\.sync \s*0;", 0, ""),  # barriers are used uninitialized
+        (r"bar\.sync 1, 128;", 0, ""),  # the tile is copied out before all threads have written it
+        (r"cp\.async\.bulk\.wait_group\.read\s+0;", 0, ""),  # the tile is reused before it has been copied out
+        (r"fence\.proxy\.async\.shared::cta;", 0, ""),  # the copy out does not see the threads' writes
         (r"mbarrier\.try_wait\.parity\.shared::cta\.b64\s+(\w+),[^;]*;", 0, r"setp.eq.u32 \1, 0, 0;"),
         (r"mbarrier\.try_wait\.parity\.shared::cta\.b64\s+(\w+),[^;]*;", 1, r"setp.eq.u32 \1, 0, 0;"),
     ],
@@ -72,11 +72,11 @@ def test_ring_without_a_line(line, nth, new, schedule):
         run_ring(source[: match.start()] + match.expand(new) + source[match.end() :], schedule)
 
 
-# Small programs: two orders of the same accesses, one of them with what orders them
+# Small programs: the same accesses with and without synchronization
 
 
 BEFORE = ".shared .align 16 .b8 box[4096];\n.shared .align 8 .b64 bar;"
-# Each thread stores its word, and reads the one 16 lanes, or 32 threads, on.
+# Each thread stores its word, and reads the one of another thread.
 EXCHANGE = """
     shl.b32 %r1, %r0, 2; mov.u32 %r2, box; add.u32 %r1, %r1, %r2;
     st.shared.u32 [%r1], %r0;
@@ -96,7 +96,7 @@ COPY = """
 MBARRIER = """
     mov.u32 %r5, bar; setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared.b64 [%r5], 64; bar.sync 0;
 """
-# Sixteen bytes come by a bulk copy over what the threads stored, or read; then all read them.
+# A bulk copy writes sixteen bytes that the threads stored or read before; then all threads read them.
 BULK = """
     mov.u32 %r5, bar; mov.u32 %r2, box; setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared.b64 [%r5], 1;
     and.b32 %r1, %r0, 3; shl.b32 %r1, %r1, 2; add.u32 %r1, %r1, %r2; setp.lt.u32 %p3, %r0, 4; ld.param.u64 %rd2, [out];
@@ -179,7 +179,7 @@ def test_what_is_said_of_a_missing_proxy_fence():
         emulator.launch(module.entries["k"], 1, 64, 0, struct.pack("<Q", out))
 
 
-# Equal bytes, and pairs of two warps
+# Stores of equal bytes, and pairs of two warps
 
 
 SAME = "mov.u32 %r2, box; {value} st.shared.u32 [%r2], %r3; {order} st.global.u32 [%rd0], %r0;"
@@ -197,7 +197,7 @@ SAME = "mov.u32 %r2, box; {value} st.shared.u32 [%r2], %r3; {order} st.global.u3
     ],
 )
 def test_several_warps_store_to_one_place(value, races, found, schedule):
-    """Triton fills histograms so. Within a warp one of the values stays, as PTX allows."""
+    """Triton's histograms do this. If lanes of one warp store different values, PTX allows any of them to remain."""
     launch_small(SAME.format(value=value, order=""), races, found, schedule)
 
 
@@ -205,7 +205,7 @@ def test_several_warps_store_to_one_place(value, races, found, schedule):
     "store", ["st.shared.u32 [%r2], 7;", "st.shared.u8 [%r2], 7; st.shared.u8 [%r2+1], 0; st.shared.u16 [%r2+2], 0;"]
 )
 def test_equal_bytes_of_two_instructions(store):
-    """Each warp stores by itself: what it finds there is what it writes."""
+    """Two warps store the same bytes by different instructions."""
     body = (
         f"mov.u32 %r2, box; setp.ge.u32 %p1, %r0, 32; @%p1 bra S; st.shared.u32 [%r2], 7; bra E; S: {store} E: "
         "st.global.u32 [%rd0], %r0;"
@@ -238,7 +238,7 @@ def launch_small(body, races, found, schedule, grid=1, before=BEFORE, block=64, 
     return emulator
 
 
-# Global memory, between blocks. %rd2 is the array; thread 0 of each block acts.
+# Global memory, between blocks. %rd2 is the array; thread 0 of each block accesses it.
 
 WHERE = "ld.param.u64 %rd2, [out]; mov.u32 %r5, %ctaid.x; setp.ne.u32 %p1, %r0, 0; @%p1 bra E; setp.ne.u32 %p2, %r5, 0;"
 OWN = "mul.wide.u32 %rd3, %r5, 8; add.s64 %rd3, %rd3, %rd2;"
@@ -285,7 +285,7 @@ GLOBAL = {
 @pytest.mark.parametrize("schedule", ["together", "warps"])
 @pytest.mark.parametrize("what", GLOBAL)
 def test_blocks_in_global_memory(what, schedule, lanes):
-    """The blocks run together, or one after the other: the order does not matter."""
+    """A race is found whether the blocks run together or one after the other."""
     body, found = GLOBAL[what]
     if "flag" in what or lanes == 16384:
         emulator = launch_small(WHERE + body + "E:", True, found, schedule, grid=3)

@@ -1,4 +1,4 @@
-"""release.py on a small repository with a builder of its own: what a release changes, and what a failure leaves."""
+"""release.py on a small repository with its own builder: what a release changes, and what a failure leaves."""
 
 import re
 import subprocess
@@ -38,7 +38,7 @@ def tree(tmp_path, monkeypatch):
 
 
 def wheel_of(tree, folder, extra=""):
-    """A wheel of a tree: all that git knows."""
+    """A wheel with the files of a tree that git tracks."""
     version = re.search('"([0-9.]+)"', (tree / "ptxrt" / "__init__.py").read_text())[1]
     path = folder / f"ptxrt-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
@@ -59,7 +59,7 @@ def test_a_release(tree, capsys):
     assert wheel == tree / "dist" / "ptxrt-0.2.0-py3-none-any.whl" and wheel.is_file()
     assert (
         places[0] == (tree, True) and places[1][0] != tree and not places[1][1]
-    )  # the second has nothing that was built
+    )  # the second build starts without build results
     digest, name = wheel.with_suffix(".whl.sha256").read_text().split()
     assert name == wheel.name and digest == release.hashlib.sha256(wheel.read_bytes()).hexdigest()
     assert '__version__ = "0.2.0"' in (tree / "ptxrt" / "__init__.py").read_text()
@@ -103,7 +103,7 @@ def test_a_failure_leaves_the_tree_as_it_was(tree, error):
 
 
 def test_the_version_that_the_tree_has_already(tree):
-    """A tree may carry the version that comes next, with its section of the changelog."""
+    """A tree may already have the next version number and its changelog section."""
     (tree / "ptxrt" / "__init__.py").write_text('__version__ = "0.2.0"\n')
     (tree / "CHANGELOG.md").write_text(CHANGES.replace("## Next", "## 0.2.0 (unreleased)"))
     git(tree, "commit", "--all", "--quiet", "--message", "the next version")

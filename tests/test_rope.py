@@ -1,4 +1,4 @@
-"""`rope` against float64: both styles, parts of rows, backwards, every type and block format."""
+"""`rope` against float64: both styles, parts of rows, the inverse, every dtype and block format."""
 
 import ml_dtypes
 import numpy as np
@@ -16,13 +16,13 @@ def normal(*shape, dtype=np.float32, seed=0):
 
 
 def pairs_of(width, first, style):
-    """Columns of the first and of the second values of all pairs."""
+    """The columns of the first and of the second values of all pairs."""
     i = np.arange(width // 2)
     return (first + i, first + i + width // 2) if style == "halves" else (first + 2 * i, first + 2 * i + 1)
 
 
 def exact(x, table, positions, style="halves", first=0, inverse=False):
-    """Rows turned one pair at a time, in float64."""
+    """Rows rotated pair by pair in float64."""
     width = table.shape[1]
     y = x.astype(np.float64)
     angles = table.astype(np.float64)[np.asarray(positions)]
@@ -36,7 +36,7 @@ def exact(x, table, positions, style="halves", first=0, inverse=False):
 
 
 def assert_within_two_ulp(got, x, table, positions, style="halves", first=0, **options):
-    """Of the larger of each pair in float32."""
+    """Check an error of at most two float32 ulp of the larger value of each pair."""
     want = exact(x, table, positions, style, first, **options)
     one, other = pairs_of(table.shape[1], first, style)
     size = np.abs(want)
@@ -46,7 +46,7 @@ def assert_within_two_ulp(got, x, table, positions, style="halves", first=0, **o
     assert error.max() <= 2, error.max()
 
 
-# Columns, those that turn, and the first of them: with both values of a pair in one lane, in two, and at odd places.
+# (columns, rotated columns, the first of them): pairs within one lane, across two lanes, and at odd columns.
 PARTS = [(64, 64, 0), (128, 128, 0), (128, 64, 64), (96, 96, 0), (80, 24, 8), (40, 22, 5), (576, 64, 512)]
 
 
@@ -78,7 +78,7 @@ def test_types(text_machine, dtype):
 
 
 def test_one_pair_known_to_the_bit(text_machine):
-    table = np.array([[1, 0], [0.5, 0.25]], np.float32)  # a cosine and a sine, of no angle
+    table = np.array([[1, 0], [0.5, 0.25]], np.float32)  # a cosine and a sine that belong to no angle
     x = np.array([[4, 8]], np.float32)
     for style in ("halves", "pairs"):
         np.testing.assert_array_equal(ptxrt.rope(x, table, [1], style=style), [[0, 5]])

@@ -1,4 +1,4 @@
-"""Tables of rotary embeddings, against their formulas written out pair by pair."""
+"""Tables of rotary embeddings, against their formulas evaluated pair by pair."""
 
 import math
 
@@ -21,7 +21,7 @@ def test_cosines_then_sines(dim, length, base):
 
 
 def test_rounded_once_at_any_position():
-    """Angles of 2^17 radians keep all bits that float32 holds."""
+    """Angles of 2^17 radians keep float32 accuracy."""
     table = ptxrt.rope_table(64, 131073)[-1]
     for pair in range(32):
         angle = 131072 * math.pow(10000.0, -pair / 32)
@@ -30,7 +30,8 @@ def test_rounded_once_at_any_position():
     assert table[0] == np.float32(math.cos(131072)) and table[32] == np.float32(math.sin(131072))
 
 
-# gpt-oss: 64 wide, base 150000, 4096 times 32, beta 32 and 1, not truncated, with the magnitude.
+# The first case is gpt-oss: dim 64, base 150000, length 4096 times 32, beta 32 and 1, not truncated, with the
+# magnitude.
 @pytest.mark.parametrize("truncate", [True, False])
 @pytest.mark.parametrize(
     "dim, base, factor, length", [(64, 150000.0, 32.0, 4096), (128, 10000.0, 4.0, 32768), (8, 100.0, 2.0, 64)]

@@ -1,4 +1,4 @@
-"""Rows of tables, means of sequences and places of largest values, against NumPy."""
+"""Gathered table rows, means of sequences and indices of largest values, against NumPy."""
 
 import ml_dtypes
 import numpy as np
@@ -69,7 +69,7 @@ def test_rows_of_a_table_of_any_strides_where_the_caller_wants_them(text_machine
 
 
 def exact_means(x, bounds, normalize):
-    """Means in float64, divided by their lengths."""
+    """Means in float64, normalized to length 1 if asked."""
     x, means = x.astype(np.float64), np.zeros((len(bounds) - 1, x.shape[1]))
     for i, (begin, end) in enumerate(zip(bounds, bounds[1:])):
         if end > begin:
@@ -104,9 +104,9 @@ def test_a_mean_depends_on_its_sequence_alone(text_machine):
 
 def test_means_of_what_is_exact_or_not_finite(text_machine):
     x = np.zeros((6, 12), np.float32)
-    x[0, 3], x[1, 3] = 1, 3  # mean 2, length 2
-    x[2, 1], x[3, 2], x[3, 5] = np.nan, np.inf, 1  # a sequence each
-    x[4, 7], x[5, 7] = 1, -1  # a mean of zeros
+    x[0, 3], x[1, 3] = 1, 3  # their mean is 2, with a norm of 2
+    x[2, 1], x[3, 2], x[3, 5] = np.nan, np.inf, 1  # each row is a sequence
+    x[4, 7], x[5, 7] = 1, -1  # their mean is zero
     bounds = [0, 2, 3, 4, 6]
     with np.errstate(invalid="ignore"):
         np.testing.assert_array_equal(ptxrt.mean_rows(x, bounds, normalize=False), exact_means(x, bounds, False))
@@ -132,7 +132,7 @@ def test_bounds_on_the_device_are_kept_within_the_rows(text_machine):
 def test_places_of_the_largest_are_those_of_numpy(text_machine, dtype):
     for shape in ((2, 3, 100), (4, 1), (2, 16401), (7,)):
         x = normal(*shape, dtype=dtype)
-        for x in (x, np.round(x), -np.abs(np.round(x)), np.zeros_like(x) * x):  # with equals, and zeros of both signs
+        for x in (x, np.round(x), -np.abs(np.round(x)), np.zeros_like(x) * x):  # with ties, and zeros of both signs
             got = ptxrt.argmax_rows(x)
             assert got.dtype == np.int32
             np.testing.assert_array_equal(got, np.argmax(x.astype(np.float32), axis=-1))
@@ -156,7 +156,7 @@ def test_places_where_the_caller_wants_them(text_machine):
 
 
 def test_a_step_in_a_graph(text_machine):
-    """From ids to the next ids, all on the device."""
+    """From token ids to the next ids, all on the device."""
     table, ids = ptxrt.to_device(normal(40, 32, dtype=BF16)), ptxrt.to_device(np.array([3, 7], np.int32))
     with ptxrt.graph() as graph:
         ptxrt.argmax_rows(ptxrt.take_rows(table, ids), out=ids)

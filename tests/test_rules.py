@@ -1,4 +1,4 @@
-"""The rules of the tree: which layer may know which, in kernels_cu and in the package."""
+"""The rules of the tree: which layer may use which, in kernels_cu and in the package."""
 
 import ast
 import re
@@ -94,9 +94,9 @@ MODULES = {
     "speed": {"errors", "disassembly", "units"},
     "describe": {"errors", "backend", "declaration", "declaration", "kernel", "units"},
 }
-# Modules that stand on top of all others: nothing imports them.
+# Modules on top of all others: no other module imports them.
 TOP = {"__init__", "__main__", "commands"}
-# Imports against the direction: inside a function, or for the type checker alone.
+# Imports against the direction: inside a function, or for type checkers only.
 DEFERRED = {("array", "dlpack")}
 POSIX_ONLY = {"fcntl", "grp", "posix", "pwd", "pty", "resource", "syslog", "termios", "tty"}
 
@@ -104,7 +104,7 @@ needs_sources = pytest.mark.skipif(not KERNELS.is_dir(), reason="the kernels' so
 
 
 def layer_of(path: Path) -> str:
-    """The folder of kernels_cu that a file belongs to; a header at the top is `kernel.cuh`'s layer."""
+    """The folder of kernels_cu that contains a file; "." for files at the top."""
     relative = path.relative_to(KERNELS)
     return relative.parts[0] if len(relative.parts) > 1 else "."
 
@@ -149,15 +149,15 @@ def test_only_target_reads_the_architecture():
             assert "__CUDA_ARCH" not in code, f"{path.relative_to(ROOT)} reads __CUDA_ARCH"
 
 
-# What these compute is about lanes, or (`gemm_small`, `quantize`) brings a lane its share of an array.
+# These compute with lanes by their nature; `gemm_small` and `quantize` give a lane its share of an array.
 LANES = {"gemm_small", "identity", "probe", "probe_fragments", "probe_ldmatrix", "probe_registers", "quantize"}
-# What still asks for the target by itself.
+# These still query the target directly.
 TARGETS = {"gemm"}
 
 
 @needs_sources
 def test_algorithms_ask_for_no_target_and_compute_with_no_lanes():
-    """op/ takes what depends on either from tile/: shapes of blocks, stages, places of elements."""
+    """op/ takes what depends on the target or on lanes from tile/: shapes of blocks, stages, element positions."""
     for path in sorted((KERNELS / "op").glob("*.cuh")):
         code = re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(), flags=re.S)
         found = re.search(r"ptx::(has_\w+|architecture\w*)|\bHAS_\w+|\bsm_\d+", code)
@@ -193,7 +193,7 @@ def test_variants_are_those_of_the_sources():
         }
 
 
-# Headers of a family beside the one that has its name.
+# Further headers of a family, besides the one with its name.
 MORE_OF_A_FAMILY = {"mma_plain"}
 
 
@@ -214,7 +214,7 @@ def test_every_file_opens_with_what_lives_in_it():
 
 
 def package_modules():
-    """Every module of the package that has a rule: its name, and its files."""
+    """The name and the files of every module of the package that has a rule."""
     for name in MODULES:
         path = PACKAGE / f"{name}.py"
         yield name, [path] if path.exists() else sorted((PACKAGE / name).rglob("*.py"))
@@ -222,7 +222,8 @@ def package_modules():
 
 @cache
 def imports(path: Path) -> list[tuple[str, bool, bool]]:
-    """Of each import in a file: the top-level name, whether it is deferred, and whether it is the package's own."""
+    """For each import of a file: the top-level name, whether it is deferred, and whether it is from the package
+    itself."""
     return list(_imports(path))
 
 
@@ -246,7 +247,7 @@ def _imports(path: Path):
 
 
 def _defers(node: ast.AST) -> bool:
-    """Whether what stands in a node does not run when its module is imported."""
+    """Whether the contents of a node do not run at import."""
     for_types = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
     return for_types or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
 
@@ -258,7 +259,7 @@ def test_dependencies_of_the_package_go_one_way():
                 if not ours or target == name:
                     continue
                 where = f"{path.relative_to(ROOT)} imports {target}"
-                if "typing" in (name, target):  # types of everything, for type checkers alone
+                if "typing" in (name, target):  # types of everything, for type checkers only
                     assert deferred, f"{where}, which names types; import it under TYPE_CHECKING"
                     continue
                 assert target in MODULES[name], f"{where}; {name} may import {sorted(MODULES[name])}"
@@ -275,7 +276,7 @@ def test_every_module_has_its_rule():
 
 
 def test_backends_have_what_the_protocol_lists():
-    """The same members with the same parameters, and the table of the protocol names each."""
+    """The backends have the same members with the same parameters, and the protocol's table names each member."""
     import inspect
 
     from ptxrt.backend import Backend
@@ -328,7 +329,7 @@ def test_import_touches_no_cuda_and_parses_no_ptx():
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
         took, loaded = done.stdout.splitlines()
         best = min(best, float(took))
-        assert loaded == "ptxrt.provided"  # ten lines
+        assert loaded == "ptxrt.provided"  # a module of ten lines
     assert best < 0.050
 
 

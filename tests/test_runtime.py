@@ -1,7 +1,7 @@
-"""The runtime on a machine whose streams are as late as they may be: order, memory, devices, prepared calls, graphs,
+"""The runtime on a stand-in whose streams run as late as possible: order, memory, devices, prepared calls, graphs,
 traces.
 
-A missing wait gives wrong numbers here, and a wait of the host is counted.
+Here a missing wait gives wrong numbers, and waits of the host are counted.
 """
 
 import gc
@@ -23,7 +23,7 @@ transpose = ops.transpose.transpose_naive
 
 @pytest.fixture
 def two(install):
-    """Two fake devices, the first chosen as the machine `portable`."""
+    """Two fake devices; the first is selected as the machine `portable`."""
     fake = install(fake_cuda.FakeCuda(devices=2))
     with ptxrt.using("portable"):
         yield fake
@@ -31,7 +31,7 @@ def two(install):
 
 @pytest.fixture(params=["emulator", "fake"])
 def either(request):
-    """A test on the emulator and on the fake GPU."""
+    """Run a test on the emulator and on the fake GPU."""
     if request.param == "emulator":
         with ptxrt.using("emulator") as chosen:
             yield chosen
@@ -75,7 +75,7 @@ def test_what_reads_waits_for_what_writes(cuda, streams):
 
 @pytest.mark.parametrize("streams", [(None, 55), (55, None), (55, 66), ("ours", None), (None, "ours")])
 def test_what_writes_waits_for_what_reads(cuda, streams):
-    """Only the writer's stream is waited for: the earlier reader must have come first all the same."""
+    """The host waits for the writer's stream only; the earlier reader must still have run before the write."""
     first, second = (ptxrt.Stream() if s == "ours" else s for s in streams)
     x, other = ptxrt.to_device(numbers(4, 5)), ptxrt.to_device(-numbers(5, 4))
     y = transpose(x, stream=first)
@@ -85,7 +85,7 @@ def test_what_writes_waits_for_what_reads(cuda, streams):
 
 
 def test_memory_is_reused_in_the_order_of_streams(cuda):
-    """A block that is freed while a late stream still reads it must not be written by another stream before."""
+    """While a late stream still reads a freed block, another stream must not write it."""
     stream = ptxrt.Stream()
     x = ptxrt.to_device(numbers(8, 16))
     address = x.address
@@ -162,7 +162,7 @@ def test_streams_are_destroyed_with_their_last_user(cuda):
     assert (y.to_numpy() == numbers(2, 3).T).all()
     del y
     ptxrt.trim_memory()
-    selection.current().remembered.calls.clear()  # they keep the stream of their latest launch
+    selection.current().remembered.calls.clear()  # remembered calls keep the stream of their latest launch
     gc.collect()
     assert "cuStreamDestroy" not in cuda.names(), "a finalizer called the driver"
     ptxrt.synchronize()
@@ -217,7 +217,7 @@ def test_exhaustion_is_an_error_that_leaves_all_else_usable(install):
             and caught.value.result == "CUDA_ERROR_OUT_OF_MEMORY"
         )
         assert (transpose(x).to_numpy() == numbers(64, 64).T).all()
-        # What is kept for reuse is given back before anything fails.
+        # An allocation releases cached memory before it fails.
         big = ptxrt.empty((900 << 10,), np.uint8)
         del big
         assert ptxrt.memory_info().cached
@@ -234,7 +234,7 @@ def test_without_a_pool_memory_goes_straight_back(install, monkeypatch):
         assert not fake.memory and ptxrt.memory_info().used == 0
         y = ptxrt.empty((100,), np.uint8)
         fake.fail["cuMemFree"] = RESULT.CUDA_ERROR_ILLEGAL_ADDRESS
-        del y  # freeing after a lost context is silent
+        del y  # freeing memory of a lost context raises nothing
 
 
 def test_memory_that_others_had_waits_for_the_whole_device(cuda):
@@ -252,7 +252,7 @@ def test_memory_that_others_had_waits_for_the_whole_device(cuda):
 
 
 def test_the_pool_may_be_given_memory_at_any_time():
-    """A finalizer may run while this very thread is in the pool."""
+    """A finalizer may free memory while its own thread is inside the pool."""
 
     class Source:
         count = 0
@@ -489,8 +489,8 @@ def bits_of(result):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_calls_without_out_give_results_of_their_own(either, name):
-    """The first call runs the function, the second records it, later ones launch alone: all give the same, in memory of
-    its own."""
+    """The first call runs the function, the second records it, later ones only launch: all give the same result, each
+    in new memory."""
     function = FUNCTIONS[name]
     inputs = [ptxrt.to_device(numbers(32, 64) * sign) for sign in (1, -1, 0.5, -3, 7)]
     results = [function(x) for x in inputs]
@@ -558,7 +558,7 @@ def test_remembered_kernels_take_their_numbers_as_they_come(either):
 
 
 def test_a_remembered_call_knows_which_array_is_which(either):
-    """Objects of one class may have their attributes in any order."""
+    """Objects of one class may differ in the order of their attributes."""
     x = ptxrt.to_device(numbers(4, 64))
     q = ptxrt.quantize(x, "mxfp4")
     want = ptxrt.dequantize(q).to_numpy()
@@ -570,7 +570,7 @@ def test_a_remembered_call_knows_which_array_is_which(either):
 
 
 def test_arguments_may_have_any_names(either):
-    """Of what is written for a prepared call no name is an argument's."""
+    """Argument names must not clash with names in the code generated for a prepared call."""
 
     def double(observers, memory, own, queue, here, words, q, receipt):
         return transpose(transpose(queue, y=own), y=observers)
@@ -584,7 +584,7 @@ def test_arguments_may_have_any_names(either):
 
 
 def test_a_lost_context_is_found_and_restored(cuda):
-    """A launch is tried without asking whose context is current; a thread without one keeps the device's."""
+    """A launch does not check whose context is current. A thread without a context keeps the device's."""
     x, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32)
     prepared = ptxrt.prepare(transpose, x, y=y)
     other = fake_cuda.Handle()
@@ -668,7 +668,7 @@ def test_graphs_refuse_what_cannot_be_gathered(either):
 
 
 def test_somebody_elses_capture_is_left_alone(cuda):
-    """Launches with out= in a stream that another library captures: no wait, no event, nothing but the launch."""
+    """A launch with out= in a stream that another library captures issues no wait and no event, only the launch."""
     x, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32)
     transpose(x, y=y)
     ptxrt.synchronize()
@@ -705,7 +705,7 @@ def test_traces_hold_every_launch(either):
     assert json.loads(t.json()) == t.rows() and "GB/s" in str(t) and len(str(plain).splitlines()) == 4
 
 
-# What goes out and comes in
+# Conversion of inputs and outputs
 
 
 def test_a_numpy_scalar_is_no_foreign_array(emulator):

@@ -1,4 +1,4 @@
-"""The machine code of every kernel against its record: no kernel gets worse unseen."""
+"""The machine code of every kernel against its record, so that no kernel gets worse unnoticed."""
 
 import pytest
 
@@ -9,18 +9,17 @@ UNITS = sass.build.find_units(sass.build.SOURCES)
 RECORD, CODE = sass.read_record()
 AGAIN = "if this is as it should be, write the record anew: make sass RECORD=1"
 
-# How far a kernel may fall behind its record. The compiler is one release and gives the same code everywhere; this is
-# for changes elsewhere that move a register or an address computation. Calls, spills and byte-wide accesses have no
-# such reason.
+# Margins by which a kernel may be worse than its record. The compiler version is fixed, so these cover changes
+# elsewhere that move a register or an address computation. Calls, spills and byte-wide accesses have no margin.
 INSTRUCTIONS = 1.03
 REGISTERS = 8
-# Units that are read in any case, one for each thing that instructions are counted by. The others are where their code
-# is another than the record was made from.
+# Units whose code is always read, one for each way to count instructions. Other units are read only if their code
+# differs from the recorded one.
 ALWAYS_READ = ("attention_nvfp4_dim128", "amax", "add_mean")
 
 
 def record_of(unit) -> dict:
-    """The record of a unit; where it is not built whole, the test is skipped."""
+    """The build record of a unit; if its build is incomplete, the test is skipped."""
     try:
         return sass.build.assembled(unit, sass.build.MODULES)
     except sass.build.BuildFailure as failure:
@@ -28,7 +27,7 @@ def record_of(unit) -> dict:
 
 
 def worse(figures: dict, recorded: dict) -> list[str]:
-    """What is worse than recorded by more than its margin, in words."""
+    """Descriptions of the figures that are worse than recorded by more than their margin."""
     found = []
     for name, value in figures.items():
         limit = recorded.get(name, 0)
@@ -53,7 +52,7 @@ def test_native_code_is_no_worse_than_recorded(disassembler, unit):
     if same and unit.unit not in ALWAYS_READ:
         there = {
             entry for entry, usage in record["entries"].items() if sass.NATIVE in usage
-        }  # others are portable alone
+        }  # other entries exist in the portable build only
         assert there and there <= set(RECORD[sass.NATIVE]), AGAIN
         return
     for entry, figures in sass.figures_of_unit(unit, sass.NATIVE).items():
@@ -66,13 +65,13 @@ def test_native_code_is_no_worse_than_recorded(disassembler, unit):
 
 @pytest.mark.parametrize("arch", [arch for arch in sass.ARCHS if arch != sass.NATIVE])
 def test_other_code_needs_no_more_than_recorded(arch):
-    """Registers and spills, as ptxas gave them: to read the whole code of these takes a minute."""
+    """Registers and spills as ptxas reported them: reading all code of these targets would take a minute."""
     if any(sass.build.extent_of(record_of(unit)) is not sass.build.FULL for unit in UNITS):
         pytest.skip("units are assembled for sm_120a alone: run make test ALL=1")
     for unit in UNITS:
         for entry, usage in record_of(unit)["entries"].items():
             if arch not in usage:
-                continue  # an entry with nothing in it there
+                continue  # an entry that is empty on this target
             spilled = max(usage[arch]["spill_store_bytes"], usage[arch]["spill_load_bytes"])
             check({"registers": usage[arch]["registers"], "spill_bytes": spilled}, arch, entry)
 
@@ -81,7 +80,7 @@ def test_the_record_has_no_others():
     records = [record_of(unit) for unit in UNITS]
     entries = {entry for record in records for entry in record["entries"]}
     if any(sass.build.extent_of(record) is not sass.build.FULL for record in records):
-        entries |= {half_of(entry) for entry in entries}  # entries of targets that a quick build leaves out
+        entries |= {half_of(entry) for entry in entries}  # entries of targets that a quick build omits
     assert {arch: set(recorded) - entries for arch, recorded in RECORD.items()} == {arch: set() for arch in RECORD}, (
         AGAIN
     )
@@ -115,7 +114,7 @@ def test_the_record_knows_the_code_that_was_read(tmp_path, monkeypatch):
     assert code != {unit.unit: sass.code_of(unit)}
 
 
-# The reading of listings, on code made for it
+# The reading of listings, on handwritten code
 
 LISTING = """
 \t\tFunction : looping_f32
@@ -162,7 +161,7 @@ def figures(entry):
 def test_a_loop_counts_the_shorter_of_equal_ways():
     found = figures("looping_f32")
     assert found.looped and found.work == 4 and found.global_bytes == 24
-    assert found.instructions == {"global": 2, "control": 2, "float": 1}  # by way of 0x70
+    assert found.instructions == {"global": 2, "control": 2, "float": 1}  # the path through 0x70
     assert (found.total, found.calls, found.byte_wide_shared, found.spill_bytes, found.shared_bytes) == (
         1.25,
         1,

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 DIM = 64
 quantize_mxfp4, dequantize_mxfp4 = QUANTIZE["mxfp4"], DEQUANTIZE["mxfp4"]
 QUANTIZERS = ("quantize_mxfp4", "quantize_mxfp6_e3m2", "quantize_mxfp4_columns", "quantize_nvfp4")
-# Kernels whose declared cases are their checks, in the smallest variant.
+# Kernels that are checked by their declared cases, in the smallest variant.
 DECLARED = (
     *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16", "probe_ending", FEW, "claim_slots", "append_nvfp4"),
     *("norm_rows", "gate_rows", "activate_rows", "rope_rows", "argmax_rows", "append_qkv"),
@@ -60,8 +60,8 @@ UNITS |= {"gemm_bf16": "gemm_bf16[tile=64]", "gemm_nvfp4": "gemm_nvfp4[tile=64]"
 
 
 def compile_with(bug, kernel: str, folder: Path) -> Path:
-    """A folder of modules from a copy of kernels_cu with one bug (or none): the native text of what the kernel's checks
-    run."""
+    """A folder of modules from a copy of kernels_cu with one bug (or none): the native text of the unit that the
+    kernel's checks run."""
     sources, modules = folder / "kernels_cu", folder / "modules"
     shutil.copytree(ROOT / "kernels_cu", sources)
     if bug is not None:
@@ -73,12 +73,13 @@ def compile_with(bug, kernel: str, folder: Path) -> Path:
 
 @contextmanager
 def on_modules(kernel: str, folder: Path | None = None):
-    """Run calls on the modules of a folder, or on the project's, looking for races where warps wait for stages."""
+    """Run calls on the modules of a folder, or on the project's. Kernels whose warps wait for stages run with race
+    checks."""
     own = units.MODULES, units.CHECKOUT
     races = kernel in (ATTENTION, MXFP8, MXFP4, NVFP4)
     before = backend.enter(backend=EmulatorBackend(schedule="warps", races=races))
     if folder is not None:
-        units.MODULES = units.CHECKOUT = folder  # its sources are patched on purpose
+        units.MODULES = units.CHECKOUT = folder  # the patched sources must not count as stale
     units.check_fresh.cache_clear()
     try:
         yield
@@ -115,8 +116,8 @@ def what_fails(kernel: str, first: str | None = None) -> str | None:
 
 
 def quantizes(name, dtype, rule=0, in_tiles=False):
-    """Bytes equal to the reference's, from rows or, for a kernel of columns, from a batch of one matrix, of two where
-    scales lie in tiles."""
+    """Whether bytes equal the reference's. Input is a matrix; for a kernel of columns a batch of one, or of two with
+    scales in tiles."""
     inputs = [quantizer_inputs(dtype)]
     if name.endswith("_columns"):
         inputs = [np.ascontiguousarray(inputs[0].T)[None].repeat(2 if in_tiles else 1, axis=0)]
@@ -138,7 +139,7 @@ def dequantizes(dtype):
 
 
 def attends(queries, keys, causal, dtype):
-    """Against the reference; scales differ from row to row and block to block, and later keys score higher."""
+    """Whether results equal the reference's. Scales differ between rows and blocks, and later keys score higher."""
     rng = np.random.default_rng(11)
     q, k, v = (rng.standard_normal((1, 2, n, DIM), dtype=np.float32) for n in (queries, keys, keys))
     k *= np.linspace(0.5, 2, keys, dtype=np.float32)[:, None]
@@ -154,9 +155,9 @@ def attends(queries, keys, causal, dtype):
 
 
 def in_blocks(format: str, q, k, v, **arguments):
-    """`attention_FORMAT` on arrays that are quantized on the host: its results, and what the operands hold.
+    """Run `attention_FORMAT` on arrays quantized on the host; return its results and the operands' values.
 
-    q: [1, heads_kv, group, queries, dim]; global scales of 2, a half and 4, which multiply what tiles and codes hold.
+    q: [1, heads_kv, group, queries, dim]; global scales of 2, 0.5 and 4 multiply the values of codes and tiles.
     """
     block, level = BLOCK_FORMATS[format], ()
     if block.two_level:
@@ -174,10 +175,9 @@ def in_blocks(format: str, q, k, v, **arguments):
 
 
 def attends_in_blocks(format):
-    """Against the restatement, with every kind of tile on the way: hidden from some rows and half hidden, plain,
-    causal, ragged.
+    """Compare with the restatement, with every kind of tile: hidden, partly hidden, plain, causal and ragged.
 
-    More tiles than stages; scales differ from row to row and block to block, and later keys score higher.
+    There are more tiles than stages; scales differ between rows and blocks, and later keys score higher.
     """
     rng = np.random.default_rng(13)
     q, k, v = (rng.standard_normal((1, *shape, DIM), dtype=np.float32) for shape in ((1, 2, 20), (1, 330), (1, 330)))
@@ -193,23 +193,23 @@ def attends_in_blocks(format):
 
 
 def keeps_the_tail(format):
-    """One key 11 steps of log2 above 1023 others, which hold a third of the weight and all values, against float64 of
-    what the operands hold."""
+    """One key scores 11 in units of log2 above 1023 others, which have a third of the weight and all nonzero values.
+    Compare with float64 attention of the operands' values."""
     rng = np.random.default_rng(17)
     q, k, v = (np.zeros((1, *shape, DIM), np.float32) for shape in ((1, 1, 3), (1, 1024), (1, 1024)))
-    q[..., :2], k[..., 1] = 1, 4 * rng.standard_normal(1024)  # weights that are rounded up and down
+    q[..., :2], k[..., 1] = 1, 4 * rng.standard_normal(1024)  # weights that round up and down
     k[..., 500, :2] = 11 * np.log(2) * DIM**0.5, 0
     v += rng.standard_normal((1, 1, 1, DIM), np.float32) + rng.standard_normal(v.shape, np.float32) / 4
     v[..., 500, :] = 0
     out, held = in_blocks(format, q, k, v, left=OPEN, right=OPEN, out_f32=True)
     return (
         ptxrt.compare(out.reshape(1, 1, 3, DIM), exact_attention(*held)[0]).relative_l2 <= 0.1
-    )  # the one weight's rounding; 1 without the tail
+    )  # one weight's rounding error; 1 if the tail is lost
 
 
 def raises_rows_one_by_one(format):
-    """In each tile but the first one row grows, by 14 steps, and no other; each by a key in another place of its
-    tile."""
+    """In each tile but the first the score of one row grows by 14 in units of log2, each by a key in a different place
+    of its tile."""
     rows = np.arange(16)
     keys = 64 * (rows + 1) + rows * 37 % 64
     q, k, v = (np.zeros((1, *shape, DIM), np.float32) for shape in ((1, 1, 16), (1, 17 * 64), (1, 17 * 64)))
@@ -218,11 +218,11 @@ def raises_rows_one_by_one(format):
     out, held = in_blocks(format, q, k, v, left=OPEN, right=OPEN, out_f32=True)
     return (
         ptxrt.compare(out.reshape(1, 1, 16, DIM), exact_attention(*held)[0]).relative_l2 <= 0.1
-    )  # the one weight's rounding; 1 where its row missed it
+    )  # one weight's rounding error; 1 if a row misses its maximum
 
 
 def passes(kernel, case):
-    """A declared case, against the reference."""
+    """Whether a declared case equals the reference."""
     example = kernel.example(case)
     want, got = kernel.reference(**example), kernel(**example)
     results = dict(zip(want, got if isinstance(got, tuple) else (got,)))
@@ -230,7 +230,8 @@ def passes(kernel, case):
 
 
 def merges_as_a_tree():
-    """Segments merged two by two, and then these, have the bits of all of them at once, whatever is left at the end."""
+    """Merging pairs of segments, and then the results, gives the same bits as merging all at once, also with a
+    remainder."""
     merge, rng = KERNELS["attention_merge"], np.random.default_rng(3)
     for splits in (2, 4, 7, 16, 29, 64, 75):
         given = [
@@ -249,8 +250,8 @@ def merges_as_a_tree():
 
 
 def attends_as_declared(format, *words):
-    """The declared cases of attention in a format, in the variant that is compiled here, that have arguments of these
-    names."""
+    """Whether the declared cases of attention in a format pass, those of the compiled variant whose ids contain these
+    words."""
     kernel = KERNELS[f"attention_{format}"]
     cases = [case for case in kernel.cases if case.axes["dim"] == DIM and all(word in case.id for word in words)]
     assert cases
@@ -258,14 +259,14 @@ def attends_as_declared(format, *words):
 
 
 def declared_cases(name):
-    """Checks by name: every case of the smallest variant."""
+    """The checks of a kernel by name: every case of the smallest variant."""
     kernel = KERNELS[name]
     cases = [case for case in kernel.cases if kernel.unit_name(case.axes) == kernel.units[0].name]
     return {case.id: lambda case=case: passes(kernel, case) for case in cases}
 
 
 def keeps_to_its_group(name):
-    """Of groups of 5 and 3 rows the rows of the first alone are written, whatever blocks come later."""
+    """With groups of 5 and 3 rows, only the rows of the first are written, despite later blocks."""
     a, b = (np.ones((n, rows, 40), ml_dtypes.bfloat16) for n, rows in ((1, 10), (2, 24)))
     out = ptxrt.to_device(np.full((1, 10, 24), 5, np.float32))
     variant = {} if "few" in name else dict(tile=64)
@@ -323,7 +324,7 @@ def test_the_kernel_passes(kernel):
 
 
 def test_an_unpatched_copy_is_the_kernel(tmp_path):
-    """So that what fails in a copy fails by its bug."""
+    """This ensures that failures in a copy come from its bug."""
     text = "quantize_mxfp4.ptx"
     assert (compile_with(None, "quantize_mxfp4", tmp_path) / text).read_bytes() == (units.MODULES / text).read_bytes()
 

@@ -1,4 +1,5 @@
-"""Units of packed sequences: none overlap, whatever the lengths, and as many hold all of them as are said to."""
+"""Units of packed sequences: for any lengths they do not overlap, and the stated number of units holds all
+sequences."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The examples' language model: a small one drawn at random against its formulas in float64, and the real one."""
+"""The examples' language model: a small one with random weights against its formulas in float64, and the real one."""
 
 import json
 import math
@@ -32,13 +32,12 @@ def test_logits_are_those_of_the_formulas(text_machine):
 
 @pytest.mark.parametrize("formats", ["mxfp8", "mxfp4", "nvfp4", ("bf16", "nvfp4")], ids=str)
 def test_logits_of_block_formats_are_those_of_the_same_operands(machine, formats):
-    """Values fall to the other side of a tie here and there, which moves whole codes: the bounds leave room for
-    these."""
+    """A value near a tie may round to the other side, which changes whole codes; the bounds allow for that."""
     model = smollm2.SmolLM2(formats, context=64, weights=small_language_model())
     want = reference.language_model(TEXT, model.weights.read, model.config, operand=operands(model))
     got = model.logits(TEXT)
     plain = reference.language_model(TEXT, model.weights.read, model.config)
-    assert relative_l2(got, want) < 0.7 * relative_l2(want, plain)  # nearer than the formats are to no format
+    assert relative_l2(got, want) < 0.7 * relative_l2(want, plain)  # closer than the formats' own error
 
 
 def test_pairs_are_turned_as_the_file_has_them(emulator):
@@ -55,8 +54,7 @@ def test_keys_and_values_in_block_formats(emulator, cache, bound):
 
 
 def test_calls_of_few_tokens_have_the_bits_of_one_at_a_time(text_machine):
-    """So drafts verified as a chain are the tokens one by one; a call of the whole text has other sums, within
-    float32's."""
+    """Draft tokens verified together thus equal single tokens; a call of the whole text differs within float32 sums."""
     model = smollm2.SmolLM2(context=64, weights=small_language_model())
     one = model.logits(TEXT[:18], chunk=1)
     for chunk in (5, 16):
@@ -96,13 +94,13 @@ def test_one_graph_serves_all_steps_and_a_layer_has_at_most_nine_launches(emulat
     graphs = [launch for launch in seen if launch.kernel.startswith("graph of")]
     assert len(graphs) == 4 and len(set(map(str, graphs))) == 1
     launches = model._steps[1].graph.launches
-    around = 4  # the rows of the embedding, the last norm, the logits and the best of them
+    around = 4  # embedding rows, last norm, logits, argmax
     assert len(launches) <= 9 * model.config["layers"] + around
     assert {launch.entry.rsplit("_", 1)[0] for launch in launches}
 
 
 def test_make_chat_builds_what_the_model_launches(emulator):
-    """The texts that the Makefile names are enough for prompts of few and of many tokens."""
+    """The texts that the Makefile names suffice for prompts of few and of many tokens."""
     makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
     (names,) = (line.split(":=")[1].split() for line in makefile.splitlines() if line.startswith("CHAT :="))
     there = {name.strip("'").split("[")[0] for name in names}
@@ -117,7 +115,7 @@ def test_make_chat_builds_what_the_model_launches(emulator):
 
 
 def test_nothing_but_tokens_and_places_is_copied(emulator, monkeypatch):
-    """Between the upload of a step's numbers and the tokens that it gives nothing crosses to the host."""
+    """Between the upload of a step's inputs and its output token nothing is copied to or from the host."""
     model = smollm2.SmolLM2(context=256, weights=small_language_model())
     model.generate("one", 3)
     copied = []
@@ -136,7 +134,7 @@ def test_nothing_but_tokens_and_places_is_copied(emulator, monkeypatch):
 
 
 def test_every_call_of_a_layer_is_what_its_formula_says(emulator, monkeypatch):
-    """From each call's own inputs, so that a fault names its kernel."""
+    """Each call is compared on its own inputs, so that a failure names its kernel."""
     model = smollm2.SmolLM2(context=64, weights=small_language_model())
     checked = []
 
@@ -168,7 +166,7 @@ def test_every_call_of_a_layer_is_what_its_formula_says(emulator, monkeypatch):
         return c if residual is None else c + residual
 
     def appended(qkv, cache, slots, positions, table, *, heads, style):
-        """The queries; what the cache holds is held against keys and values here."""
+        """The rotated queries; also compares the cache with the expected keys and values."""
         x = qkv.reshape(len(qkv), -1, cache.dim)
         keys = heads + cache.heads
         held = cache.read(np.arange(model.pages, dtype=np.int32)[None], [len(x)])
@@ -349,8 +347,7 @@ def test_tokens_of_the_language_model(real):
 
 
 def test_the_language_model_says_what_its_formulas_say(real, machine):
-    """The top token wherever the reference is sure, in a text of 200 tokens that begins with a question and its
-    answer."""
+    """The same top token wherever the reference is sure, over 200 tokens that begin with a question and its answer."""
     there = real(smollm2)
     model = smollm2.SmolLM2(context=256, weights=there)
     asked = model.ids(smollm2.CHAT.format("What is the capital of France?"))
@@ -360,7 +357,7 @@ def test_the_language_model_says_what_its_formulas_say(real, machine):
     best = np.sort(want, axis=-1)[:, -2:]
     margin = best[:, 1] - best[:, 0]
     same = got.argmax(-1) == want.argmax(-1)
-    # The reference answers so; of its first token it is not sure (a margin of 0.08), of all others it is.
+    # The reference gives this answer. It is unsure of the first token (a margin of 0.08) and sure of all others.
     answers = slice(len(asked) - 1, len(asked) - 1 + len(answer))
     assert want[answers].argmax(-1).tolist() == answer.tolist() and (margin[answers][1:] > 0.2).all()
     assert same[margin > 0.2].all() and same[margin > 0.05].mean() >= 0.99
@@ -381,9 +378,8 @@ def test_two_real_layers_in_block_formats(real, emulator, formats):
     "formats, bound", [("mxfp8", 0.02), (("bf16", "nvfp4"), 0.02), ("nvfp4", 0.05), ("mxfp4", 0.05)], ids=str
 )
 def test_the_real_model_in_block_formats(real, gpu, formats, bound):
-    """On 512 tokens. Where activations have 4 bits, a residual stream in bfloat16 moves one code in a hundred to its
-    neighbour, which adds noise to every token's probability; the wider bound leaves room for three deviations of its
-    mean."""
+    """On 512 tokens. With 4-bit activations a bfloat16 residual stream moves one code in a hundred to its neighbour,
+    which adds noise to every token's probability; the wider bound is three deviations of its mean."""
     there = real(smollm2)
     model = smollm2.SmolLM2(formats, context=512, weights=there)
     ids = np.array(there.tokenizer.encode("\n".join(PASSAGES)).ids[:512])
@@ -393,7 +389,7 @@ def test_the_real_model_in_block_formats(real, gpu, formats, bound):
 
 
 def test_the_language_model_answers(real, gpu):
-    """By whatever comes of its graph; on the emulator `make chat` shows it."""
+    """Generation through a graph; `make chat` runs it on the emulator."""
     there = real(smollm2)
     prompts = ["What is the capital of France?", "Name a color."]
     model = smollm2.SmolLM2(context=256, batch=2, weights=there)

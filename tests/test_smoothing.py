@@ -1,4 +1,4 @@
-"""Attention on smoothed operands: scores are those of what operands hold wherever a cap, a sink or a sum sees them."""
+"""Attention on smoothed operands: a cap, a sink and unnormalized sums see the scores of the operands' values."""
 
 import ml_dtypes
 import numpy as np
@@ -11,12 +11,12 @@ from ptxrt.ops.attention import exact_attention
 FORMATS = [("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("nvfp4", "mxfp8")]
 each_format = pytest.mark.parametrize("qk, pv", FORMATS, ids=lambda name: name)
 each_qk = pytest.mark.parametrize("qk", ["mxfp8", "mxfp4", "nvfp4"])
-# Weights are rounded; what is measured on normal scores is two thirds of these.
+# Bounds for rounded weights; the error on normal scores is two thirds of these.
 ROUNDING = {"mxfp8": 0.04, "mxfp4": 0.25, "nvfp4": 0.13}
 
 
 def biased(rng, batch, heads, queries, keys, dim, *, heads_kv=None, dtype=np.float32):
-    """q, k and v; q and k have a bias for each head and channel, k's three times what scores are spread by."""
+    """q, k and v; q and k have a bias per head and channel, k's with three times the deviation of its values."""
     shapes = (heads, queries, dim), (heads_kv or heads, keys, dim), (heads_kv or heads, keys, dim)
     q, k, v = (rng.standard_normal((batch, *shape)) for shape in shapes)
     q += 2 * rng.standard_normal((1, heads, 1, dim)) * rng.standard_normal((batch, 1, 1, 1))
@@ -29,7 +29,7 @@ def relative(got, want):
 
 
 def smoothed(q, k, v, qk, pv, smooth_q=True, **options):
-    """Operands, q and k less their means."""
+    """Operands of q, k and v, with the means subtracted from q and k."""
     return [
         ptxrt.quantize_operand(q, qk, role="q", smooth=smooth_q),
         ptxrt.quantize_operand(k, qk, role="k", smooth=True, **options),
@@ -38,7 +38,7 @@ def smoothed(q, k, v, qk, pv, smooth_q=True, **options):
 
 
 def shift_of(q, k):
-    """What the scores of a row lack: scale times q of what an operand holds and the mean of the keys."""
+    """What smoothing subtracts from the scores of a row: scale * q * (mean of the keys), with q's operand values."""
     mean = np.repeat(k.mean, q.shape[1] // k.shape[1], axis=1)
     return np.einsum("bhqd,bhd->bhq", np.asarray(q, np.float64), mean) * q.shape[-1] ** -0.5
 
@@ -62,8 +62,8 @@ def close(lse, want):
 )
 @pytest.mark.parametrize("smooth_q", [False, True], ids=["k", "qk"])
 def test_the_algorithm_restated(machine, rng, qk, pv, shape, options, smooth_q):
-    """With weights rounded as the kernels round them, what is left is the order of float32 sums and ties of single
-    codes."""
+    """The restatement rounds weights as the kernels do: only the order of float32 sums and ties of single codes
+    differ."""
     given = smoothed(*biased(rng, *shape), qk, pv, smooth_q)
     got, lse = ptxrt.attention(*given, qk=qk, pv=pv, out_dtype=np.float32, return_lse=True, **options)
     want, want_lse = restated_blocks(*(np.asarray(x) for x in given), pv, **options, shift=shift_of(*given[:2]))
@@ -83,7 +83,7 @@ CALLS = {
 @each_format
 @pytest.mark.parametrize("name", CALLS)
 def test_against_float64(machine, rng, qk, pv, name):
-    """Output, lse, and sums before the division, of what operands hold; keys of some calls are split."""
+    """Output, lse and unnormalized sums, against attention of the operands' values; some calls split the keys."""
     sizes, options = CALLS[name]
     q, k, v = biased(rng, **{"heads_kv": None, "dim": 64, **sizes})
     if "mask" in options:
@@ -92,7 +92,7 @@ def test_against_float64(machine, rng, qk, pv, name):
     given = smoothed(q, k, v, qk, pv, **lengths)
     want, want_lse = exact_attention(*(np.asarray(x) for x in given), **options)
     got, lse = ptxrt.attention(*given, qk=qk, pv=pv, out_dtype=np.float32, return_lse=True, **options)
-    # Scores are spread over several units, so that few weights count, which makes rounding felt.
+    # Scores are spread over several units: few weights count, so that their rounding matters more.
     assert relative(got, want) <= 1.5 * ROUNDING[pv]
     close(lse, want_lse)
     out, row_max, row_sum = ptxrt.attention(*given, qk=qk, pv=pv, normalize=False, **options)
@@ -100,16 +100,17 @@ def test_against_float64(machine, rng, qk, pv, name):
     np.testing.assert_array_equal(row_max[seen], np.round(row_max[seen]))
     np.testing.assert_allclose(
         (out[seen] / row_sum[seen][..., None]), got[seen], rtol=1e-5, atol=1e-5
-    )  # divided in another place
+    )  # the division happens elsewhere
     log_sum = (row_max + np.log2(row_sum, where=seen, out=np.zeros_like(row_sum))) * np.log(2)
-    assert np.abs(log_sum - want_lse)[seen].mean() <= ROUNDING[pv]  # of rounded weights
+    assert np.abs(log_sum - want_lse)[seen].mean() <= ROUNDING[pv]  # the sum is of rounded weights
 
 
 @each_qk
 def test_scores_are_better_for_it(machine, rng, qk):
-    """Under a bias of both: keys smoothed, then queries as well, each time with a smaller error, also of lse.
+    """With a bias on q and k, smoothing keys reduces the error, and smoothing queries reduces it again, also that of
+    lse.
 
-    What the rounding of keys costs is multiplied by whole queries either way, so that smoothing these gains less than
+    The rounding error of keys is multiplied by whole queries in either case, so that smoothing queries gains less than
     half.
     """
     q, k, v = (rng.standard_normal((1, 2, length, 64)).astype(np.float32) for length in (70, 200, 200))
@@ -131,7 +132,7 @@ def test_scores_are_better_for_it(machine, rng, qk):
     "options", [dict(), dict(sinks=np.float32([4, 9])), dict(softcap=20.0), dict(normalize=False)], ids=str
 )
 def test_automatic_smoothing_has_no_exceptions(machine, rng, options):
-    """Of 4-bit keys, also where scores are seen by themselves; not of 8-bit keys."""
+    """4-bit keys are smoothed by default with every option; 8-bit keys are not."""
     q, k, v = biased(rng, 1, 2, 20, 70, 64)
     for qk, smooth_k in (("nvfp4", True), ("mxfp4", True), ("mxfp8", False)):
         automatic, asked, other = (
@@ -145,7 +146,7 @@ def test_automatic_smoothing_has_no_exceptions(machine, rng, options):
 @each_qk
 @pytest.mark.parametrize("queries", [1, 64, 130])
 def test_queries_less_the_means_of_blocks(machine, rng, qk, queries):
-    """An operand holds codes of what is left and the means; its values are both together."""
+    """An operand holds the means and the codes of the differences; its values are the sums of both."""
     x = biased(rng, 2, 2, queries, 70, 40)[0]
     operand = ptxrt.quantize_operand(x, qk, role="q", smooth=True)
     means = np.stack([x[:, :, i : i + 64].mean(axis=2, dtype=np.float64) for i in range(0, queries, 64)], axis=2)
@@ -159,13 +160,12 @@ def test_queries_less_the_means_of_blocks(machine, rng, qk, queries):
     np.testing.assert_array_equal(ptxrt.dequantize(operand), values)
     np.testing.assert_array_equal(ptxrt.dequantize(operand, ml_dtypes.bfloat16), values.astype(ml_dtypes.bfloat16))
     if queries == 1:
-        np.testing.assert_array_equal(values, x)  # nothing is left of a query by itself
+        np.testing.assert_array_equal(values, x)  # the difference of a single query is zero
 
 
 @each_qk
 def test_queries_of_packed_sequences(machine, rng, qk, tmp_path):
-    """Each has blocks of its own, whatever stands beside it: codes, means and values are those of each alone; so are
-    scores."""
+    """Each sequence has its own blocks: codes, means, values and scores equal those of each sequence alone."""
     cu_q, cu_k = (np.concatenate([[0], np.cumsum(lengths)]) for lengths in ([3, 63, 0, 64, 70], [70, 5, 9, 64, 1]))
     q, k, v = biased(rng, 1, 2, cu_q[-1], cu_k[-1], 40)
     whole = ptxrt.quantize_operand(q, qk, role="q", smooth=True, cu_seqlens=cu_q)
@@ -182,9 +182,7 @@ def test_queries_of_packed_sequences(machine, rng, qk, tmp_path):
     whole.save(tmp_path / "q.npz")
     for got in (whole, ptxrt.dequantize(whole), ptxrt.Operand.load(tmp_path / "q.npz")):
         np.testing.assert_array_equal(np.asarray(got), values)
-    short = ptxrt.to_device(
-        np.int32([0, *cu_q[1:3]])
-    )  # what lies on the device may leave rows to no sequence; they count nowhere
+    short = ptxrt.to_device(np.int32([0, *cu_q[1:3]]))  # on the device, rows after the last sequence are ignored
     few = ptxrt.quantize_operand(
         ptxrt.to_device(q), qk, role="q", smooth=True, cu_seqlens=short, global_scale=whole.global_scale
     )
@@ -199,8 +197,7 @@ def test_queries_of_packed_sequences(machine, rng, qk, tmp_path):
 
 @each_qk
 def test_arrays_operands_and_layouts(machine, rng, qk):
-    """The same from arrays, from operands, on any strides, on the host and on the device; nothing that came is
-    changed."""
+    """Arrays, operands, strides, host and device give the same result; inputs are unchanged."""
     arrays = biased(rng, 2, 4, 70, 90, 64, heads_kv=2, dtype=np.float16)
     before = [x.copy() for x in arrays]
     options = dict(qk=qk, sinks=np.float32([1, 2, 3, 4]))
@@ -221,7 +218,7 @@ def test_arrays_operands_and_layouts(machine, rng, qk):
 
 @each_qk
 def test_rows_smoothed_by_themselves(machine, rng, qk):
-    """A batch equals its items bit for bit, and heads that share keys equal heads with keys of their own."""
+    """A batch equals its items bit for bit, and heads that share keys equal heads with separate keys."""
     q, k, v = biased(rng, 2, 4, 70, 90, 64, heads_kv=2)
     options = dict(qk=qk, smooth_k=True, smooth_q=True, return_lse=True, sinks=np.float32([1, 2, 3, 4]))
     whole = ptxrt.attention(q, k, v, **options)
@@ -234,7 +231,7 @@ def test_rows_smoothed_by_themselves(machine, rng, qk):
 
 
 def test_rows_without_keys(machine, rng):
-    """0 and -inf, or the sink; rows behind the last key of a window are such."""
+    """Rows without visible keys, here before a causal mask, give 0 and -inf, or the sink."""
     q, k, v = biased(rng, 1, 2, 100, 20, 64)
     for options in (dict(), dict(sinks=np.float32([2, -1]))):
         out, lse = ptxrt.attention(q, k, v, qk="nvfp4", causal=True, smooth_q=True, return_lse=True, **options)
@@ -256,7 +253,7 @@ def test_prepared_calls(machine, rng):
     np.testing.assert_array_equal(call(q, k, v).to_numpy(), want)
     given = smoothed(q, k, v, "nvfp4", "nvfp4")
     want = ptxrt.attention(*given, qk="nvfp4", softcap=5.0, out=ptxrt.empty((1, 2, 70, 64), np.float32)).to_numpy()
-    for _ in range(2):  # the second is remembered
+    for _ in range(2):  # the second call is the remembered one
         np.testing.assert_array_equal(
             ptxrt.attention(*given, qk="nvfp4", softcap=5.0, out_dtype=np.float32).to_numpy(), want
         )

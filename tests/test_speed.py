@@ -1,4 +1,4 @@
-"""The static model of speed: on code made for it, on kernels that are built, and against its record."""
+"""The static model of speed: on handwritten code, on built kernels, and against its record."""
 
 import json
 
@@ -43,7 +43,7 @@ MMA, MUFU, FADD = "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X", "MUFU.EX2", "FADD"
 
 
 def test_a_control_word_is_read():
-    """LDS R6, [R7]: 4 cycles, scoreboard 1 when it is there, after scoreboards 0 and 2."""
+    """LDS R6, [R7] with a stall of 4 cycles: it sets scoreboard 1 on completion and waits for scoreboards 0 and 2."""
     word = (4 | 1 << 4 | 1 << 5 | 7 << 8 | 0b101 << 11) << 41
     assert Control.of(word) == Control(stall=4, sets=1, reads=None, waits=0b101)
     text = "\t\tFunction : f\n        /*0010*/   @!P0 LDS R6, [R7] ;   /* 0x0000000007067984 */\n"
@@ -53,7 +53,7 @@ def test_a_control_word_is_read():
 
 
 def test_peaks_are_those_of_the_data_sheets():
-    """TFLOPS of the tensor cores alone, as NVIDIA states them."""
+    """TFLOPS of the tensor cores, as NVIDIA states them."""
     stated = {
         "RTX 5090": {"HMMA.16816.F32.BF16": 209.5, "QMMA.SF.16832.F32.E4M3.E4M3.E8": 838, MMA: 1676},
         "RTX 5070 Ti": {"HMMA.16816.F32.BF16": 87.9, MMA: 703},
@@ -79,7 +79,7 @@ def test_every_rate_has_a_source_and_every_stem_one_rate():
 
 
 def test_what_is_counted_has_a_rate():
-    """Stems that are there in machine code, by the classes of the listing."""
+    """The opcode stems that the listing classifies."""
     unknown = {"FLO", "UTMASTG", "VHMNMX", "BRX"}
     for kind, stems in CLASSES.items():
         for stem in stems.split():
@@ -106,11 +106,11 @@ def test_bytes_of_a_warp():
     ]
 
 
-# The simulation, where the result can be told beforehand
+# The simulation, in cases with a known result
 
 
 def test_a_full_pipe_is_the_trip():
-    """Two warps of independent MMAs: 16 cycles each, whatever the starts."""
+    """Two warps of independent MMAs: 16 cycles per MMA, for all starts."""
     trip = simulate([instruction(MMA)] * 40, GEFORCE, 1, 2)
     assert trip.fastest == pytest.approx(2 * 40 * 16, rel=0.03) and trip.slowest == pytest.approx(
         trip.fastest, rel=0.03
@@ -123,13 +123,13 @@ def test_one_warp_waits_out_its_stalls():
 
 
 def test_four_warps_share_the_issue_slot():
-    """Each could issue every cycle; together they have one slot."""
+    """Each warp could issue every cycle; together they have one issue slot."""
     trip = simulate([instruction(FADD)] * 100, GEFORCE, 1, 4)
     assert trip.cycles == pytest.approx(400, rel=0.03)
 
 
 def test_a_scoreboard_makes_a_warp_wait():
-    """A use right behind a MUFU waits for its 20 cycles; another warp takes the time."""
+    """An instruction that uses the result of a MUFU waits 20 cycles; another warp issues meanwhile."""
     path = [instruction(MUFU, sets=0), instruction(FADD, waits=(0,))]
     assert simulate(path, GEFORCE, 1, 1).cycles == pytest.approx(21 + rates.BRANCH_CYCLES)
     assert simulate(path, GEFORCE, 1, 2).cycles < 1.4 * simulate(path, GEFORCE, 1, 1).cycles
@@ -138,11 +138,11 @@ def test_a_scoreboard_makes_a_warp_wait():
 def test_a_barrier_keeps_warps_together():
     path = [instruction(MMA)] * 4 + [instruction("BAR.SYNC.DEFER_BLOCKING")]
     assert simulate(path, GEFORCE, 2, 1).cycles == pytest.approx(7 * 16 + rates.BARRIER_LATENCY, abs=3)
-    assert simulate(path, GEFORCE, 1, 2).cycles == pytest.approx(8 * 16, abs=3)  # of blocks of their own
+    assert simulate(path, GEFORCE, 1, 2).cycles == pytest.approx(8 * 16, abs=3)  # the warps are of different blocks
 
 
 def test_memory_gives_what_it_can():
-    """A copy of 16 bytes a lane: reads and writes together at the memory's rate."""
+    """A copy of 16 bytes per lane: reads and writes together reach the memory bandwidth."""
     path = [instruction("LDG.E.128", sets=0), instruction("STG.E.128", waits=(0,))]
     cycles = simulate(path, GEFORCE, 1, 12, streams=True).cycles
     moved = 2 * 512 * 12 / cycles * GEFORCE.card.parts * GEFORCE.card.hertz / 1e9
@@ -172,7 +172,7 @@ def entry_of(rows=64, threads=128, registers=255, kernel="attention_bf16") -> En
 
 
 def test_whole_waves_and_the_last_one():
-    """170 blocks are one wave, 171 two; a block's time is what is around and its trips."""
+    """170 blocks are one wave, 171 are two; a block takes its prologue, epilogue and trips."""
     times = model.LaunchTimes(64, (1000.0,), (1000.0,), (1000.0,), 500.0)
     entry = entry_of()
     one, two = (model.launch_cycles(entry, Shape(1, heads, 64), times, GEFORCE.card) for heads in (170, 171))
@@ -183,14 +183,14 @@ def test_whole_waves_and_the_last_one():
 
 
 def test_a_block_alone_runs_faster():
-    """Two blocks to a multiprocessor at 1500 cycles a trip, one alone at 1000."""
+    """A trip takes 1500 cycles with two blocks per multiprocessor, 1000 with one."""
     times = model.LaunchTimes(64, (1000.0, 1500.0), (1000.0, 1500.0), (1000.0, 1500.0), 0.0)
     cycles = [model.launch_cycles(entry_of(), Shape(1, heads, 64), times, GEFORCE.card) for heads in (170, 340, 510)]
     assert cycles == pytest.approx([1000, 1500, 2500])
 
 
 def test_causal_blocks_have_what_they_see():
-    """The last 192 rows see 3 whole trips of 64 before them, and a third of their warps 1, 2 and 3 masked ones each."""
+    """The last 192 rows see 3 full tiles of 64 keys; of their warps one third each sees 1, 2 and 3 masked tiles."""
     times = model.LaunchTimes(64, (100.0,), (100.0,), (1000.0,), 0.0)
     entry = entry_of(rows=192, threads=384)
     assert model.block_cycles(entry, Shape(1, 1, 384, causal=True), times, 1, 1) == 3 * 100 + 2 * 1000
@@ -206,7 +206,7 @@ def test_the_column_of_ones_does_not_count():
 
 
 def test_ways_of_a_tile(disassembler):
-    """All five in nvfp4, with the same MMAs each, and what tells them apart."""
+    """nvfp4 has all five paths: each has the same MMAs, and its own further instructions."""
     (entry,) = entries_of("attention_nvfp4_dim128_dim_v128", GEFORCE.card)
     paths = paths_of(entry)
     assert {"plain", "raising", "masked", "sums", "smooth_q", "prologue", "epilogue"} == set(paths)
@@ -224,7 +224,7 @@ def test_ways_of_a_tile(disassembler):
 
 
 def test_useful_work_of_a_trip(disassembler):
-    """16 rows by 64 keys, both products, of 33 MMAs one for the denominator."""
+    """16 rows by 64 keys, both products; one of the 33 MMAs computes the denominator and does not count."""
     (entry,) = entries_of("attention_nvfp4_dim128_dim_v128", GEFORCE.card)
     plain = speed_of_path(entry, "plain", paths_of(entry)["plain"], GEFORCE)
     assert plain.work == pytest.approx(2 * 16 * 64 * 256)
@@ -235,7 +235,7 @@ def test_useful_work_of_a_trip(disassembler):
 
 @pytest.mark.parametrize("unit", [unit.unit for unit in speed.units()])
 def test_no_slower_than_recorded(disassembler, unit):
-    """Units whose code is that of the record are not simulated again; all are by `make speed`."""
+    """Units whose code is the recorded one are not simulated again; `make speed` simulates all."""
     try:
         same = speed.code_of(unit) == RECORD["code"].get(unit)
     except BuildError as missing:

@@ -1,4 +1,4 @@
-"""Trials of registers given bit by bit: codes, padding and NaN, and candidates of rules by which products add up."""
+"""Probes of registers given bit by bit: codes, padding and NaN, and candidate rules of summation."""
 
 from fractions import Fraction
 from functools import partial
@@ -15,14 +15,14 @@ from ptxrt.summation import Rule
 
 
 def multiply(kind, type, text, a, b, c, scales):
-    """The emulator on one text, with the arithmetic of tensor cores."""
+    """Run the probe on the emulator on one PTX text, in tensor core arithmetic."""
     form = GIVEN_FORMS.index((kind, type))
     with ptxrt.using("emulator", ptx=text, arithmetic="hardware"):
         return run(probe_mma_registers, (), dict(a=a, b=b, c=c, scales=scales, form=form))["d"]
 
 
 def found(kind, type, text="native"):
-    """The candidates that agree with the emulator."""
+    """The candidate rules that agree with the emulator."""
     given = trials.operands(atlas.KINDS[kind], type)
     d = trials.sums(partial(multiply, kind, type, text), atlas.KINDS[kind], type, given)
     results = given_registers.sums(atlas.KINDS[kind], d).reshape(-1)
@@ -46,7 +46,7 @@ def found(kind, type, text="native"):
     ],
 )
 def test_the_rule_of_the_emulator_is_found_among_all(kind, type, text, rule):
-    """docs/numerics.md states the native ones; of stand-ins, ptx/portable does."""
+    """docs/numerics.md states the rules of the instructions, ptx/portable those of the stand-ins."""
     assert found(kind, type, text) == [rule]
 
 
@@ -63,8 +63,7 @@ def test_the_rule_of_the_emulator_is_found_among_all(kind, type, text, rule):
     ],
 )
 def test_other_machines_are_told_apart(kind, type, rule):
-    """Results made by one rule leave it alone, or with the ones that cannot differ: with few bits kept no sum of a few
-    products is rounded."""
+    """Results computed by a rule leave that rule as the only candidate."""
     terms = trials.terms(atlas.KINDS[kind], type, trials.operands(atlas.KINDS[kind], type))
     results = summation.evaluate(atlas.KINDS[kind], rule, terms)[0]
     finite = np.isfinite(results)
@@ -73,7 +72,7 @@ def test_other_machines_are_told_apart(kind, type, rule):
 
 
 def test_a_rule_by_fractions(rng):
-    """Two sums of four products each, in exact numbers."""
+    """Two sums of four products each, in exact arithmetic."""
     rule = Rule(1, 4, "neighbors", 24, "zero", "values", "first", "zero")
     a, b = np.ldexp(rng.integers(-99, 99, (2, 50, 8)), rng.integers(-20, 20, (2, 50, 8)))
     c = np.ldexp(rng.integers(1, 1 << 24, 50), rng.integers(-40, 10, 50))
@@ -136,7 +135,7 @@ def test_codes_of_the_emulator():
 
 
 def test_padding_that_a_machine_ignores_or_not():
-    """A machine that looks at an element's bits alone, and one for which bit 6 in A makes a product twice as large."""
+    """A machine that ignores padding, and one where bit 6 of A doubles a product."""
     kind = atlas.KINDS["f8f6f4"]
     ignores = partial(given_registers.multiply, kind, "e2m1")
     assert told("f8f6f4", "e2m1", ignores) == ["A and B: bits 5..2 matter, 7..6, 1..0 are ignored"]
@@ -162,7 +161,7 @@ def test_registers_go_there_and_back(rng):
 
 
 def test_differences_from_the_emulator_are_listed():
-    """The stand-in of fp8 in f16 adds 16 products at once, the instruction 32; both take codes alike."""
+    """The f16 stand-in of fp8 sums 16 products at once, the instruction 32; both read codes alike."""
     kind = atlas.KINDS["fp8_f16"]
     one, other = (partial(multiply, "fp8_f16", "e4m3", text) for text in ("portable", "native"))
     row = command.compared(command.sums, kind, "e4m3", one, other)

@@ -16,7 +16,7 @@ TARGETS = [120, 80]
 
 @pytest.fixture(autouse=True)
 def machine_of_tests(emulator):
-    """The emulator, whatever the machine has."""
+    """Use the emulator even if there is a GPU."""
 
 
 @triton.jit
@@ -128,7 +128,7 @@ def convert_kernel(x, out, BLOCK: tl.constexpr):
 
 @triton.jit
 def count_kernel(x, counts, BLOCK: tl.constexpr):
-    """Adds without an atomic: two programs that meet lose a count."""
+    """Add without an atomic: two concurrent programs lose a count."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     n = tl.sum(tl.load(x + i), 0)
     tl.store(counts, tl.load(counts) + n)
@@ -196,7 +196,7 @@ DOTS = {
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", DOTS)
 def test_dot(rng, name, target):
-    """Products of small integers are exact in every format but for tf32's and the sums of float64."""
+    """Products of small integers are exact in all formats; tf32 and float64 get a tolerance."""
     dtype, tolerance = DOTS[name]
     if target == 80 and name in ("e4m3", "e5m2"):
         pytest.skip("sm_80 has no such matrix instruction, and Triton refuses it")
@@ -313,8 +313,7 @@ def test_wrong_calls():
 
 
 def test_the_guide_runs(tmp_path, capsys):
-    """The kernel of docs/guides/triton_and_numba.md, as it stands there, and with the atomic that the page
-    recommends."""
+    """The kernel of docs/guides/triton_and_numba.md as printed there, and with the atomic that the page recommends."""
     import re
     import runpy
     from pathlib import Path

@@ -1,6 +1,6 @@
-"""Two devices of one machine: where things live and run, copies and orders between them, and what is refused.
+"""Two devices of one machine: where data lives and work runs, copies and order between them, and what is refused.
 
-The same tests run on two emulators, on a stand-in for the driver whose streams are as late as they may be, and on two
+The same tests run on two emulators, on a stand-in for the driver whose streams run as late as possible, and on two
 GPUs.
 """
 
@@ -27,7 +27,7 @@ transpose = ops.transpose.transpose_tiled
 
 
 def two_gpus(machine):
-    """Skip the test, in one line, unless the first two GPUs can be this machine."""
+    """Skip the test, with a one-line reason, unless the first two GPUs support this machine."""
     there = ptxrt.machines()[machine]
     if not there.available:
         pytest.skip(f"needs two GPUs: {there}")
@@ -75,7 +75,7 @@ def data(rows=64, cols=256, seed=0, dtype=np.float32):
     return np.random.default_rng(seed).standard_normal((rows, cols), dtype=np.float32).astype(dtype)
 
 
-# Where things live and run
+# Where data lives and work runs
 
 
 def test_to_device_using_and_inputs_choose_the_device(two):
@@ -120,11 +120,11 @@ def test_attention_runs_on_the_other_device(two):
     np.testing.assert_array_equal(*(out.to_numpy().view(np.uint16) for out in outputs))
 
 
-# Copies and orders between devices
+# Copies and order between devices
 
 
 def test_copies_between_devices_come_after_what_writes(two):
-    """A chain from one device to the other and back, each link reading what another stream has just written."""
+    """A chain between the two devices; each link reads what another stream has just written."""
     streams = {device: [ptxrt.Stream(device=device), None, ptxrt.Stream(device=device)] for device in (0, 1)}
     x = data(96, 160)
     y = ptxrt.to_device(x)
@@ -136,7 +136,7 @@ def test_copies_between_devices_come_after_what_writes(two):
 
 
 def test_what_was_copied_may_be_overwritten_at_once(two):
-    """The copy is made in the target's order; the source's next writer waits for it."""
+    """The copy is ordered in the target's stream; the next writer of the source waits for it."""
     x, y = ptxrt.to_device(data(512, 512)), ptxrt.to_device(data(512, 512, seed=1))
     for i in range(10):
         copied = ptxrt.to_device(x, device=1)
@@ -150,7 +150,7 @@ def test_memory_of_a_copy_is_not_given_out_too_early(two):
         source = ptxrt.to_device(x + i)
         copied = ptxrt.to_device(source, device=1)
         del source
-        other = ptxrt.to_device(np.zeros_like(x))  # takes the block that is still read
+        other = ptxrt.to_device(np.zeros_like(x))  # takes the block that is still being read
         np.testing.assert_array_equal(copied.to_numpy(), x + i)
         del other
 
@@ -172,11 +172,11 @@ def test_what_stays_on_its_device_is_not_copied(two):
     assert ptxrt.to_device(x, device=1) is x
     with ptxrt.using(two.name, device=1):
         assert ptxrt.to_device(x) is x
-    assert ptxrt.to_device(x) is x  # device arrays stay where they are unless told otherwise
+    assert ptxrt.to_device(x) is x  # device arrays keep their device by default
 
 
 def test_an_array_interface_is_taken_on_the_device_of_its_address(two):
-    """The interface does not name a device. The emulator's arrays have none."""
+    """The interface does not name a device. Arrays of the emulator have no such interface."""
     if not two.is_cuda:
         with pytest.raises(AttributeError, match="the emulator's memory is no CUDA memory"):
             ptxrt.to_device(data(), device=1).__cuda_array_interface__
@@ -256,7 +256,7 @@ def test_a_trace_tells_devices_apart(two):
     assert all(row["milliseconds"] >= 0 for row in t.rows())
 
 
-# What is refused
+# Refusals
 
 
 def test_devices_are_not_mixed(two):
@@ -283,7 +283,7 @@ def test_devices_are_not_mixed(two):
 
 
 def test_a_stream_s_block_holds_for_its_own_device_alone(two):
-    """An array of another device is not forced into the stream of the block, nor refused: it uses its device's own."""
+    """An array of another device neither uses the block's stream nor is refused: it uses its own device's stream."""
     x = ptxrt.to_device(data(), device=1)
     with ptxrt.Stream(device=0):
         y = transpose(x)
@@ -316,7 +316,8 @@ def test_a_thread_for_each_device(two):
 
 
 def test_a_lender_lends_with_its_device_current(install, lent):
-    """As PyTorch wants it, whichever device is current otherwise; and afterwards that one is current again."""
+    """An exporter is called with its device current, as PyTorch needs; afterwards the previous device is current
+    again."""
     fake = install(fake_cuda.FakeCuda(devices=2))
 
     class Lender:
@@ -334,7 +335,7 @@ def test_a_lender_lends_with_its_device_current(install, lent):
         np.testing.assert_array_equal(transpose(taken).to_numpy(), data().T)
         del taken
         gc.collect()
-        ptxrt.trim_memory(device=1)  # gives back what was lent
+        ptxrt.trim_memory(device=1)  # returns the imported memory
         assert not lent()
 
 
@@ -362,7 +363,7 @@ def test_pytorch_on_the_other_device(gpus):
         pytest.skip("needs two GPUs: PyTorch finds fewer")
     tensor = torch.from_numpy(data()).to("cuda:1")
     with torch.cuda.device(1):
-        torch.cuda._sleep(50_000_000)  # late: whoever does not wait reads something else
+        torch.cuda._sleep(50_000_000)  # still pending: without a wait the next reader gets other values
     x = tensor * 2
     ours = ptxrt.to_device(x)
     assert ours.address == x.data_ptr() and ours.device == 1 and torch.cuda.current_device() == 0
@@ -377,7 +378,7 @@ def test_pytorch_on_the_other_device(gpus):
     copied = ptxrt.to_device(x, device=0)
     assert copied.device == 0
     np.testing.assert_array_equal(copied.to_numpy(), data() * 2)
-    assert float((torch.ones(4, device="cuda:0") * 3).sum()) == 12  # its own device is current, as before
+    assert float((torch.ones(4, device="cuda:0") * 3).sum()) == 12  # PyTorch's current device is unchanged
     with pytest.raises(ptxrt.ArgumentError, match="bring them to one device"):
         transpose(x, y=torch.empty(256, 64, device="cuda:0"))
 

@@ -1,4 +1,4 @@
-"""Type checkers know the public interface: wrong calls of a file are reported, line by line, and right ones pass."""
+"""Type checkers know the public interface: they report exactly the wrong calls of a file."""
 
 import inspect
 import json
@@ -17,13 +17,13 @@ CALLS = HERE / "data" / "typed_calls.py"
 
 
 def marked() -> set[int]:
-    """The lines that say that they are wrong."""
+    """The lines marked as wrong."""
     lines = CALLS.read_text(encoding="utf-8").splitlines()
     return {number for number, line in enumerate(lines, 1) if "# wrong: " in line}
 
 
 def report(*command: str) -> str:
-    """What a checker prints; its exit status says only that there are errors."""
+    """The output of a checker; its exit status only tells whether there are errors."""
     done = subprocess.run(
         [sys.executable, "-m", *command], cwd=HERE.parent, capture_output=True, text=True, timeout=500
     )
@@ -70,7 +70,7 @@ def test_pyright_reports_wrong_calls_alone():
     )
 
 
-# Function -> the type of its options, and what overloads name beside it.
+# Function -> (type of its options, keyword arguments that only its overloads name).
 OPTIONS = {
     "attention": (typing.AttentionOptions, ("return_lse", "normalize")),
     "attention_paged": (typing.PagedOptions, ("return_lse", "normalize")),
@@ -88,7 +88,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options_are_arguments(name):
-    """The types stand beside the function, by name."""
+    """The option types and the overloads name exactly the keyword arguments of the function."""
     options, beside = OPTIONS[name]
     arguments = [
         p.name for p in inspect.signature(getattr(ptxrt, name)).parameters.values() if p.kind is p.KEYWORD_ONLY
@@ -98,7 +98,7 @@ def test_options_are_arguments(name):
 
 
 def test_types_name_what_there_is():
-    """Words that a type has are those that functions take."""
+    """The literal types have exactly the words that functions accept."""
     from typing import get_args
 
     from ptxrt.blocks import BLOCK_FORMATS

@@ -1,7 +1,7 @@
-"""The wrappers of kernels_cu/ptx: they assemble everywhere, their stand-ins do what the instructions do, wrong ones say
-why.
+"""The wrappers of kernels_cu/ptx: they assemble for every target, their stand-ins compute what the instructions do, and
+wrong uses give an explanation.
 
-tests/data/wrappers.cu is compiled here, for which CUDA 13.0 must be on this machine; the texts run on the emulator.
+These tests compile tests/data/wrappers.cu, which needs CUDA 13.0, and run the texts on the emulator.
 """
 
 import subprocess
@@ -46,7 +46,7 @@ def nvcc(source: Path, target: str, output: Path):
 
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory):
-    """The path of the PTX text of every target."""
+    """The PTX text's path for every target."""
     folder = tmp_path_factory.mktemp("wrappers")
     paths = {}
     for target in ASSEMBLED:
@@ -58,7 +58,7 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def run(texts):
-    """run(target, entry, *arguments, ...): launch an entry of a text; float64 arithmetic unless said otherwise."""
+    """run(target, entry, *arguments, ...): launch an entry of a text, in float64 arithmetic by default."""
     modules = {}
 
     def launch_one(target, entry, *arguments, arithmetic="float64", **options):
@@ -78,7 +78,7 @@ def test_every_wrapper_assembles(texts, target, architecture, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-# Which combinations are refused
+# Refused combinations
 
 
 MMA = "float c[4] = {}; uint32_t a[4] = {}, b[2] = {};"
@@ -129,7 +129,7 @@ def test_what_needs_sm_90_says_so_below(call, tmp_path):
 
 
 def codes(generator, form, shape):
-    """Registers of random elements: every code of a format, NaN and infinities left out."""
+    """Registers of random elements: every code of a format except NaN and infinities."""
     bytes = generator.integers(0, 256, (*shape, 4), dtype=np.uint8)
     if form == "E4m3":
         bytes[bytes & 0x7F == 0x7F] = 0x08
@@ -156,14 +156,14 @@ MMAS |= {f"mxf4nvf4_{selectors}": ("packed", "packed", "ue4m3") for selectors in
 
 
 def operands(entry, seed, span=12):
-    """Registers of one MMA to a warp: every scale byte of every lane differs, so that reading a wrong one shows."""
+    """Registers of one MMA per warp: scale bytes are random in every lane, so that a wrong read shows."""
     a, b, scale_type = MMAS.get(entry, ("E2m1", "E2m1", "ue8m0"))
     generator = np.random.default_rng(seed)
     scales = generator.integers(
         *((127 - span, 128 + span) if scale_type == "ue8m0" else (0, 127)), (2, WARPS, 32, 4), dtype=np.uint8
     )
     if scale_type == "ue4m3":
-        scales |= generator.integers(0, 2, scales.shape, dtype=np.uint8) << 7  # a sign that means nothing
+        scales |= generator.integers(0, 2, scales.shape, dtype=np.uint8) << 7  # the sign bit is ignored
     scales = scales.view(np.uint32)[..., 0]
     c = generator.standard_normal((WARPS, 32, 4)).astype(np.float32)
     return [
@@ -178,13 +178,12 @@ def operands(entry, seed, span=12):
 @pytest.mark.parametrize("target", PORTABLE)
 @pytest.mark.parametrize("entry", MMAS)
 def test_stand_ins_multiply_as_the_instruction_does(run, entry, target):
-    """Products are exact on both sides; of the sum the stand-in rounds p = A B to float32, then p's addition to C, per
-    block."""
+    """Products are exact in both. For each block of k the stand-in rounds p = A B to float32, then C + p."""
     arguments = operands(entry, len(entry))
     want, got, size = (arguments[4].copy() for _ in range(3))
     run(NATIVE, entry, *arguments[:4], want, grid=WARPS)
     run(target, entry, *arguments[:4], got, grid=WARPS)
-    # The magnitude of all that is added: the same MMA with signs taken away.
+    # The sum of magnitudes: the same MMA without signs.
     signs = {"packed": 0x77777777, "E2m1": 0x1C1C1C1C, "E3m2": 0x1F1F1F1F, "E2m3": 0x1F1F1F1F}
     a, b = (arguments[i] & np.uint32(signs.get(MMAS[entry][i], 0x7F7F7F7F)) for i in (0, 1))
     size = np.abs(size)
@@ -195,10 +194,10 @@ def test_stand_ins_multiply_as_the_instruction_does(run, entry, target):
 @pytest.mark.parametrize("target", PORTABLE)
 @pytest.mark.parametrize("entry", MMAS)
 def test_stand_ins_equal_the_instruction_where_no_sum_is_rounded(run, entry, target):
-    """One element of A to a row, B alike: each output is a single product, whatever the scales are."""
+    """A row of A and a column of B have one element each: every output is a single product, under any scales."""
     arguments = operands(entry, len(entry), span=50)
     generator = np.random.default_rng(1)
-    for i in (0, 1):  # only one lane of each quad, one register and one element of it
+    for i in (0, 1):  # one lane of each quad, one register and one element of it
         lanes = generator.integers(0, 4, (WARPS, 8))
         kept = np.zeros((WARPS, 8, 4, arguments[i].shape[-1]), np.uint32)
         element = (
@@ -220,7 +219,7 @@ def test_stand_ins_equal_the_instruction_where_no_sum_is_rounded(run, entry, tar
     "entry", ["f8f6f4_f16_E2m1_E3m2", "f8f6f4_f16_E2m3_E2m1", "f8f6f4_f16_E4m3_E4m3", "fp8_f16_E4m3_E4m3"]
 )
 def test_stand_ins_with_f16_accumulators(run, entry, target):
-    """The instruction rounds the sum once, and so does the stand-in, of a sum in f32: they are at most one step apart.
+    """The instruction rounds the exact sum once, the stand-in rounds a float32 sum: they differ by at most one step.
 
     Sums that underflow are +0 in both: an accumulator of -0 and products of tiny negative numbers.
     """
@@ -228,7 +227,7 @@ def test_stand_ins_with_f16_accumulators(run, entry, target):
     generator = np.random.default_rng(len(entry))
     a, b = codes(generator, a_form, (WARPS, 32, 4)), codes(generator, b_form, (WARPS, 32, 2))
     if a_form == "E4m3":
-        a, b = a & np.uint32(0xC7C7C7C7), b & np.uint32(0xC7C7C7C7)  # exponents 0 and 8: sums below 65504
+        a, b = a & np.uint32(0xC7C7C7C7), b & np.uint32(0xC7C7C7C7)  # exponents 0 and 8: sums stay below 65504
     c = generator.standard_normal((WARPS, 32, 4)).astype(np.float16).astype(np.float32)
     none = np.zeros((WARPS, 32), np.uint32)
     want, got = c.copy(), c.copy()
@@ -248,8 +247,8 @@ def test_stand_ins_with_f16_accumulators(run, entry, target):
     ("mxf8f6f4_E5m2_E5m2", 91, -117), ("mxf8f6f4_E4m3_E4m3", 105, -127), ("mxf8f6f4_E2m1_E2m1", 117, -127), ("mxf4_0000", 117, -127),
 ])  # fmt: skip
 def test_the_range_of_scales_that_stand_ins_take(run, entry, largest, smallest, target):
-    """The header states it: all products of full size under the largest scale of A, and the smallest product under the
-    smallest."""
+    """The limits stated in the header: largest products under the largest scale of A, and the smallest product under
+    the smallest."""
     full = {"E5m2": 0x7B, "E4m3": 0x7E, "E2m1": 0x1C, "packed": 0x77}[MMAS[entry][0]]
     least = {"E5m2": 0x01, "E4m3": 0x01, "E2m1": 0x04, "packed": 0x11}[MMAS[entry][0]]
     for code, exponent in ((full, largest), (least, smallest)):
@@ -279,7 +278,7 @@ def test_nan_scales_poison_the_stand_ins_as_well(run, entry, target):
 @pytest.mark.parametrize("entry, one, many", [("f16", 0x3C00, 0x5640), ("bf16", 0x3F80, 0x42C8)])
 @pytest.mark.parametrize("target", ASSEMBLED)
 def test_f16_and_bf16(run, target, entry, one, many):
-    """A of ones, B of hundreds: 16 x 100."""
+    """A of ones, B of hundreds: D = 16 * 100 + C."""
     a, b = np.full((1, 32, 4), one * 0x10001, np.uint32), np.full((1, 32, 2), many * 0x10001, np.uint32)
     c = np.full((1, 32, 4), 0.5, np.float32)
     run(target, entry, a, b, np.zeros(32, np.uint32), np.zeros(32, np.uint32), c)
@@ -345,7 +344,7 @@ def test_stand_ins_convert_scales_to_the_same_bits(run, target):
 
 @pytest.mark.parametrize("target", ASSEMBLED)
 def test_codes_become_f16(run, target):
-    """Values from their definition: e2m1 by its eight magnitudes, ue4m3 by its fields."""
+    """Expected values by definition: e2m1 by its eight magnitudes, ue4m3 by its fields."""
     words = np.random.default_rng(3).integers(0, 1 << 32, 1 << 14, dtype=np.uint32)
     words[: 1 << 8] = np.arange(1 << 8) * 0x01010101
     ue4m3, e2m1 = np.zeros(len(words), np.uint32), np.zeros((len(words), 4), np.uint32)

@@ -1,4 +1,4 @@
-"""Thousands of wrong calls of quantization, drawn at random: each gives a typed error, or else the right bytes."""
+"""Thousands of random wrong calls of quantization: each raises a typed error or gives the right bytes."""
 
 import random
 
@@ -16,14 +16,14 @@ KERNELS = [k for name, k in ptxrt.kernels().items() if "quantize_" in name or k.
 
 
 class Odd:
-    """An object that is nothing anyone expects."""
+    """An object that no parameter accepts."""
 
     def __repr__(self):
         return "Odd()"
 
 
 def arrays():
-    """Arrays and what might be passed for one; several are right."""
+    """Arrays, most of them wrong for some call, and objects that are no arrays."""
     x = np.linspace(-7, 9, 128, dtype=np.float32).reshape(2, 64)
     return [
         *(
@@ -198,7 +198,7 @@ SHAPES = [
 
 
 def outcome(function, *arguments, **named):
-    """The result, or None where the call was refused by a typed error that says something."""
+    """The result, or None if the call raised a typed error with an informative message."""
     try:
         return function(*arguments, **named)
     except ptxrt.PtxError as error:
@@ -207,8 +207,8 @@ def outcome(function, *arguments, **named):
 
 
 def some(rng, right=0.0, **pools):
-    """A named argument of each pool, two of five times; of its first four, which are right, as often as `right`
-    says."""
+    """Keyword arguments: each pool gives one with a probability of 0.4, with a probability of `right` from its first
+    four values, which are valid."""
     chosen = {name: pool for name, pool in pools.items() if rng.random() < 0.4}
     return {name: rng.choice(pool[:4] if rng.random() < right else pool) for name, pool in chosen.items()}
 
@@ -225,7 +225,7 @@ def quantized_arrays():
 
 @pytest.fixture(autouse=True)
 def on_the_emulator(emulator):
-    """All calls run where no device is needed."""
+    """Run all calls on the emulator."""
 
 
 def test_quantize():
@@ -247,7 +247,7 @@ def test_quantize():
 
 
 def test_quantize_to_out():
-    """A call that is refused leaves its output as it was."""
+    """A refused call leaves its output unchanged."""
     rng, inputs, outputs = random.Random(2), arrays() + device_arrays(), quantized_arrays()
     for _ in range(1000):
         out = rng.choice(outputs if rng.random() < 0.8 else arrays())
@@ -297,7 +297,7 @@ def test_swizzles():
 
 
 def test_kernels():
-    """The declared kernels by themselves: a right call with some arguments replaced, left out or added."""
+    """Direct calls of declared kernels: a right call with some arguments replaced, left out or added."""
     rng, inputs, given = random.Random(6), arrays() + device_arrays(), 0
     for _ in range(800):
         kernel = rng.choice(KERNELS)
@@ -318,7 +318,7 @@ def test_compare():
 
 
 def test_files_cut_and_damaged_anywhere(tmp_path):
-    """A file gives what was saved, or a FileError."""
+    """Loading gives what was saved, or raises FileError."""
     rng, path = random.Random(8), tmp_path / "q.npz"
     for q in quantized_arrays()[-4:]:
         q.save(path)
@@ -336,7 +336,7 @@ def test_files_cut_and_damaged_anywhere(tmp_path):
 
 
 def test_command_line(tmp_path):
-    """Exit status 0, 1 or 2; an error in words, no traceback, and no output file unless the command succeeds."""
+    """Exit status 0, 1 or 2, an error message without traceback, and an output file only if the command succeeds."""
     rng, runner, files = random.Random(9), CliRunner(), []
     for i, x in enumerate(
         a for a in arrays() if isinstance(a, np.ndarray) and a.dtype != object and type(a) is np.ndarray
@@ -386,7 +386,7 @@ def test_command_line(tmp_path):
         result = runner.invoke(main, [str(word) for word in command])
         assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
         assert result.exit_code in (0, 1, 2) and "Traceback" not in result.output
-        # A comparison that fails has an output to be looked at.
+        # A failed comparison still writes its output for inspection.
         assert output.exists() == (result.exit_code == 0) or (
             "--compare" in command and "relative L2" in result.output
         ), command

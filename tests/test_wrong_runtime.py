@@ -1,5 +1,5 @@
-"""Thousands of wrong calls of the runtime, drawn at random: each is an ArgumentError (or MachineError) that says
-something."""
+"""Thousands of random wrong calls of the runtime: each raises ArgumentError, MachineError or OutOfMemory with an
+informative message."""
 
 import random
 
@@ -15,14 +15,14 @@ transpose = ptxrt.kernels()["transpose_naive"]
 
 
 class Odd:
-    """An object that is nothing anyone expects."""
+    """An object that no parameter accepts."""
 
     def __repr__(self):
         return "Odd()"
 
 
 class Stream:
-    """A stream of somebody's that is broken."""
+    """A broken stream of another library."""
 
     def __init__(self, value):
         self.value = value
@@ -34,7 +34,7 @@ class Stream:
 
 
 class Interface:
-    """An array of somebody's that is broken."""
+    """A broken array of another library."""
 
     def __init__(self, **fields):
         self.__cuda_array_interface__ = (
@@ -84,7 +84,7 @@ DEVICES = [None, 0, 1, -1, 2**70, "0", 1.0, True, Odd(), [0]]
 
 
 def outcome(function, *arguments, **named):
-    """The result, or None where the call was refused by a typed error that says something."""
+    """The result, or None if the call raised a typed error with an informative message."""
     try:
         return function(*arguments, **named)
     except (ptxrt.ArgumentError, ptxrt.MachineError, ptxrt.OutOfMemory) as error:

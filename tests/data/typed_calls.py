@@ -1,5 +1,5 @@
-"""Calls of the public interface for type checkers; tests/test_types.py wants a complaint in each line that says so, and
-in no other."""
+"""Calls of the public interface for type checkers: tests/test_types.py expects an error in each line marked as wrong
+and in no other."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ scales: ptxrt.DeviceArray = ptxrt.unswizzle_scales(d, (2, 2), axis=0)
 
 
 def words(name: BlockFormatName, array: Array) -> ptxrt.QuantizedArray:
-    """Names of formats are types, too."""
+    """Names of formats have types, too."""
     return ptxrt.quantize(array, name)
 
 

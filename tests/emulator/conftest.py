@@ -1,4 +1,4 @@
-"""Runs a few PTX instructions alone: registers come from NumPy arrays and go back to them."""
+"""Run a few PTX instructions in isolation: NumPy arrays fill the input registers and receive the output registers."""
 
 import math
 
@@ -16,7 +16,8 @@ _LINEAR_THREAD = """
 
 
 def entry_text(body: str, inputs: dict, outputs: dict, declarations: str = "") -> str:
-    """A PTX module with one entry `alone`: input registers are loaded per thread, then `body`, then outputs stored."""
+    """A PTX module with one entry `alone`: each thread loads the input registers, runs `body` and stores the
+    outputs."""
     registers, loads, stores = [], [], []
     names = [*inputs, *(f"out_{name}" for name in outputs)]
     for name in inputs:
@@ -66,8 +67,9 @@ def entry_text(body: str, inputs: dict, outputs: dict, declarations: str = "") -
 def execute():
     """execute(body, inputs, outputs): run PTX on every thread and return the output registers by name.
 
-    `inputs` maps a register's name to (type, values of all threads), `outputs` to its type; in the text both are
-    written %name. Threads are `block` to a block, at most 128 by default. Options of the emulator go by keyword.
+    `inputs` maps a register's name to (type, values of all threads), `outputs` to its type; the text writes both as
+    %name. `block` is the number of threads in a block, at most 128 by default. Further keywords are options of the
+    emulator.
     """
     from ptxrt.emulator import Emulator
 

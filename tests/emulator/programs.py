@@ -25,7 +25,7 @@ _SCALARS = {
 
 
 def text(name: str) -> str:
-    """A committed PTX text of tests/data."""
+    """A PTX text of tests/data."""
     return (DATA / name).read_text()
 
 
@@ -40,9 +40,9 @@ def launch(
     name: str = "test.ptx",
     module=None,
 ):
-    """Run an entry of a PTX text; arrays are copied in and back out, in place. Returns the emulator.
+    """Run an entry of a PTX text and return the emulator.
 
-    Arguments are arrays (passed by address, updated in place), bytes (a struct by value) or numbers.
+    Arguments are arrays (passed by address and updated in place), bytes (a struct by value) or numbers.
     """
     if emulator is None:
         emulator = Emulator()
@@ -73,7 +73,7 @@ _HEADER = ".version 9.0\n.target sm_120f\n.address_size 64\n"
 def program(body: str, *, registers: str = "", params: str = ".param .u64 out", before: str = "") -> str:
     """A PTX text with one entry `k` around a body; %r, %s, %f, %rd, %fd, %rs, %h, %p are declared.
 
-    %rd0 is the first parameter plus 8 bytes times the thread's index, %r0 the index of the thread in its block.
+    %rd0 is the first parameter plus 8 bytes times the thread's index, %r0 the thread's index in its block.
     """
     return f"""{_HEADER}{before}
 .visible .entry k({params})

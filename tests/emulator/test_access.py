@@ -1,4 +1,4 @@
-"""Loads, stores, atomics and address conversions alone, and the checks of memory."""
+"""Loads, stores, atomics and address conversions in isolation, and the memory checks."""
 
 import math
 import struct
@@ -149,7 +149,7 @@ def test_constants_and_initialized_variables():
     )
     emulator.write(
         module.address("table"), np.array([0, 1, 2, 3], np.uint32)
-    )  # between launches the host may change it
+    )  # the host may change it between launches
     launch("", "k", out, emulator=emulator, module=module)
     assert out[:4, 0].tolist() == [1 + 6500, 2 + 6500, 3 + 6500, 4 + 6500]
     assert module.constant("table") == bytes([11, 0, 0, 0, 22, 0, 0, 0, 33, 0, 0, 0, 0, 0, 0, 0])
@@ -172,7 +172,7 @@ def test_parameters():
 
 
 def sequential(operation, bits, start, values, other=None):
-    """Threads in order; returns what each found, and the end."""
+    """Apply an atomic for the threads in order; return the old value each thread read, and the final value."""
     mask = (1 << bits) - 1
 
     def signed(x):
@@ -203,7 +203,7 @@ def test_atom(operation, type, space, rng):
     values = rng.integers(0, 1 << bits, 64, dtype=dtype)
     values[::3] %= 7
     start = 4
-    # Threads use three addresses, in turn; those of shared memory are copied out at the end.
+    # Threads use three addresses in turn; shared memory is copied out at the end.
     body = f"""
     ld.param.u64 %rd2, [in]; mul.wide.u32 %rd3, %r0, {size}; add.s64 %rd4, %rd2, %rd3; ld.global.b{bits} {r}9, [%rd4];
     rem.u32 %r20, %r0, 3; mul.wide.u32 %rd21, %r20, {size};
@@ -255,7 +255,7 @@ def small_float(code, type):
 
 
 def rounded_code(number, type):
-    """The code of an exact sum, rounded to nearest with ties to even, as Fraction arithmetic gives it."""
+    """The code of an exact sum, rounded to nearest even."""
     if math.isnan(number):
         return {"f32": 0x7FFFFFFF, "f16": 0x7FFF, "bf16": 0x7FFF}[type]
     if type == "f32":
@@ -267,7 +267,7 @@ def rounded_code(number, type):
 
 
 def in_turn(operation, type, now, value):
-    """The code after one atomic update: a number wins over NaN in min and max, and -0 is below +0."""
+    """The code after one atomic update. min and max prefer a number to NaN; -0 is below +0."""
     left, right = small_float(now, type), small_float(value, type)
     if operation == "add":
         return rounded_code(left + right, type)
@@ -290,7 +290,8 @@ VECTORS += [("add", "f32", 2), ("add", "f32", 4)]
 @pytest.mark.parametrize("name", ["atom", "red"])
 @pytest.mark.parametrize("operation, type, lanes", VECTORS)
 def test_vector_atomics(name, operation, type, lanes, rng):
-    """Every element of a vector is updated by itself, in the order of the threads; three vectors, in turn."""
+    """Each element of a vector is updated separately, in the order of the threads; threads use three vectors in
+    turn."""
     element = type.removesuffix("x2")
     width, pack = (4, 1) if type == "f32" else (2, 2 if type.endswith("x2") else 1)
     numbers = rng.integers(-8, 9, (32, lanes * pack)) * rng.choice([0.25, 1.0, 33.0], (32, lanes * pack))
@@ -354,7 +355,7 @@ def test_vector_atomics_as_nvcc_writes_them_and_their_faults():
 
 @pytest.mark.parametrize("space, sum", [("global", 0x00000000), ("shared", 0x00000003)])
 def test_atomic_sums_of_floats_flush_in_global_memory_only(space, sum):
-    """Subnormals: ptxas writes ADD.F32.FTZ for global memory, and a loop with a plain FADD for shared memory."""
+    """Sums of subnormals: ptxas emits ADD.F32.FTZ for global memory, and a loop with a plain FADD for shared memory."""
     cells = np.array([1, 0x80000001, 0x00800001], np.uint32)
     body = f"""
     .shared .align 4 .b8 raw[4]; .reg .b64 %at; ld.param.u64 %rd2, [in]; ld.global.b32 %r1, [%rd2]; st.shared.b32 [raw], %r1;
@@ -532,14 +533,15 @@ def test_what_is_refused(opcode):
         resolve(opcode)
 
 
-# -- bytes that do not matter ---------------------------------------------------------------------------------------
+# -- padding bytes --------------------------------------------------------------------------------------------------
 
 TAGGED = np.dtype([("tag", "i1"), ("value", "<i4")], align=True)
 WIDE = np.dtype({"names": ["x", "y"], "formats": ["<f4", "<f8"], "offsets": [0, 8], "itemsize": 16})
 
 
 def padded_structs(name, whole):
-    """(emulator, module, address of 32 Tagged, of 32 Wide) with nothing written between the fields; not `whole`: only the first."""
+    """(emulator, module, address of 32 Tagged, address of 32 Wide), with unwritten padding. Unless `whole`, only the
+    first field is written."""
     emulator = Emulator()
     module = emulator.load_text(text(name), name)
     tagged, wide = emulator.alloc(32 * TAGGED.itemsize), emulator.alloc(32 * WIDE.itemsize)
@@ -555,7 +557,7 @@ def test_padding_is_read_by_copies_of_structs(name, entry):
     target = emulator.alloc(32 * dtype.itemsize)
     emulator.launch(module.entries[entry], 1, 32, params=np.array([target, source], np.uint64).tobytes())
     found, threads = np.zeros(32, dtype), np.arange(32)
-    for field in dtype.names:  # the host asks for the fields alone: what lies between them may still be nothing
+    for field in dtype.names:  # the host reads only the fields: the padding may still be unwritten
         offset = dtype.fields[field][1]
         for thread in threads:
             emulator.read(target + int(thread) * dtype.itemsize + offset, found[field][thread : thread + 1])
@@ -600,7 +602,7 @@ def test_used_bytes_mask(mask, space, window):
 
 
 def test_padding_behind_the_last_field_is_named():
-    """nvcc reads it without a mask."""
+    """nvcc reads trailing padding without a used_bytes_mask."""
     body = "st.local.b64 [own], 1; st.local.b8 [own+8], 2; ld.local.v2.b64 {%rd2, %rd3}, [own]; st.global.b64 [%rd0], %rd3;"
     fault(
         body,

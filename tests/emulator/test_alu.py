@@ -1,4 +1,4 @@
-"""Integer, float and logic instructions alone, against values worked out in plain Python from the ISA text."""
+"""Integer, float and logic instructions in isolation, against values computed in plain Python from the ISA text."""
 
 import math
 import struct
@@ -45,7 +45,7 @@ def pool(bits):
 
 
 def run_on(execute, opcode, count, bits, result_bits=None, third=None, extra=""):
-    """Execute on all pairs (and every value of `third`); returns the operand tuples and the results."""
+    """Execute on all pairs (and every value of `third`); return the operand tuples and the results."""
     result_bits = result_bits or bits
     tuples = [(a, b) for a in pool(bits) for b in pool(bits)] if count > 1 else [(a,) for a in pool(bits)]
     if third is not None:
@@ -78,7 +78,7 @@ def quotient(a, b):
 
 
 def typed(type, function):
-    """A function of bit patterns as a function of values of an integer type."""
+    """Turn a function of an integer type's values into a function of bit patterns."""
     bits = int(type[1:])
 
     def run(*operands):
@@ -586,7 +586,7 @@ def test_nan_results_are_canonical(execute):
 
 
 def test_nan_survives_moves_between_blocks(execute):
-    """A NaN of arithmetic that crosses a branch is canonical where its bits are used."""
+    """A NaN result that crosses a branch is the canonical NaN when its bits are used."""
     a = np.array([np.inf, 1.0, np.inf, 2.0], np.float32)
     body = """
         sub.f32 %t, %a, %a; setp.gt.f32 %p, %a, 0f3FC00000; mov.b32 %d, 0;
@@ -600,7 +600,8 @@ def test_nan_survives_moves_between_blocks(execute):
 
 @pytest.mark.parametrize("first", ["mov.b32 %d, %r", "add.u32 %d, %r, 0"])
 def test_other_bits_in_a_register_of_floats_stay(execute, first):
-    """Of two branches one leaves the bits of a float in a register, the other bits that only look like a NaN."""
+    """After a branch a register holds either a float's bits, or integer bits that look like a NaN; both are
+    preserved."""
     a = np.array([np.inf, 1.0, 4.0, 5.0], np.float32)
     r = np.array([1, 2, 0xFFFFFF80, 0x7FFF5F00], np.uint32)
     body = f"""
@@ -681,7 +682,7 @@ def test_fma_rounds_once(execute):
     got = execute("fma.rn.f32 %d, %a, %b, %c;", {"a": ("f32", a), "b": ("f32", b), "c": ("f32", c)}, {"d": "f32"})["d"]
     for lane in range(5):
         exact = Fraction(float(a[lane])) * Fraction(float(b[lane])) + Fraction(float(c[lane]))
-        near = np.float32(float(exact))  # a candidate; its neighbors are compared exactly
+        near = np.float32(float(exact))  # a candidate; compare its neighbors exactly
         candidates = [near, np.nextafter(near, np.float32(np.inf)), np.nextafter(near, np.float32(-np.inf))]
         errors = [abs(Fraction(float(candidate)) - exact) for candidate in candidates]
         best = [candidate for candidate, error in zip(candidates, errors) if error == min(errors)]

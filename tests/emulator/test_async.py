@@ -1,4 +1,4 @@
-"""Whole programs with asynchronous copies that nvcc made of C++ (tests/data/async.cu)."""
+"""Whole programs with asynchronous copies, compiled by nvcc from C++ (tests/data/async.cu)."""
 
 import struct
 
@@ -30,7 +30,8 @@ def test_library_pipeline(schedule, tiles, rng):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("races, blocks", [(False, 1), (False, 3), (True, 1), (True, 3)])
 def test_ring(schedule, races, blocks, rng):
-    """Seven tiles, of which the last is not full, by tensor copies through a ring of three; all blocks do the same."""
+    """Tensor copies of seven tiles, the last one partial, through a ring of three stages; all blocks do the same
+    work."""
     emulator = Emulator(schedule=schedule, races=races)
     module = emulator.load_text(text("async.ptx"), "async.ptx")
     x = rng.integers(0, 1000, (53, 64), dtype=np.uint16)

@@ -1,4 +1,4 @@
-"""Barriers alone (PTX ISA 9.7.13.1): who waits for whom, what reductions give, and what is a fault."""
+"""Barriers in isolation (PTX ISA 9.7.13.1): which threads wait, the results of reductions, and faults."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def threads(count=THREADS):
     return {"t": ("b32", np.arange(count, dtype=np.uint32) % count)}
 
 
-# Every thread publishes a number, waits, and reads its neighbor's in the next warp.
+# Every thread stores a number, waits, and reads the number of its neighbor in the next warp.
 EXCHANGE = """
     .shared .align 4 .b8 box[1024];
     .reg .b32 %box, %place;
@@ -27,7 +27,7 @@ EXCHANGE = """
     mad.lo.u32 %place, %place, 4, %box;
     ld.shared.b32 %d, [%place];
 """
-# The last warp takes a detour, so that the others get to the barrier first.
+# The last warp takes a detour, so that the others reach the barrier first.
 DETOUR = """
     .reg .pred %late;
     .reg .b32 %turns;
@@ -53,7 +53,7 @@ def test_all_threads_wait(execute, barrier, delay):
 
 
 def test_a_block_that_is_no_multiple_of_32(execute):
-    """40 threads: without a count all of them, and 64 by the count of whole warps."""
+    """40 threads: a barrier without a count waits for all 40; with a count it waits for whole warps, 64."""
     body = EXCHANGE.format(delay="", barrier="{barrier}", count=40)
     for barrier in ("bar.sync 0;", "bar.sync 0, 64;"):
         found = execute(body.replace("{barrier}", barrier), threads(40), {"d": "b32"}, block=40)["d"]
@@ -70,7 +70,7 @@ def test_barriers_are_apart_by_block(execute):
 
 @pytest.mark.parametrize("delay", ["", DETOUR])
 def test_threads_that_exited_are_not_waited_for(execute, delay):
-    """The last warp stores its result and exits: early, or when the others wait already."""
+    """The last warp stores its result and exits, before or after the others reach the barrier."""
     body = f"""
         {delay}
         .reg .b64 %where;
@@ -87,7 +87,7 @@ def test_threads_that_exited_are_not_waited_for(execute, delay):
 
 
 def test_named_barriers_join_some_warps(execute):
-    """Warps 0 and 1 meet at barrier 1; warp 2 never comes and is not needed."""
+    """Warps 0 and 1 meet at barrier 1; warp 2 does not take part."""
     body = """
         setp.ge.u32 %p, %t, 64;
         mov.u32 %d, 5;
@@ -101,7 +101,8 @@ def test_named_barriers_join_some_warps(execute):
 
 
 def test_producer_arrives_and_consumer_waits(execute):
-    """Warp 0 stores, arrives and goes on; warps 1 and 2 wait for it, having come first or not."""
+    """Warp 0 stores, arrives and continues; warps 1 and 2 wait for it, whether they reach the barrier before or
+    after."""
     body = """
         .shared .align 4 .b8 box[4];
         setp.ge.u32 %p, %t, 32;
@@ -138,7 +139,7 @@ def test_reductions(execute, name, delay):
 
 
 def test_a_barrier_is_reused(execute):
-    """Each round every thread adds what its neighbor had in the round before."""
+    """In each round every thread adds its neighbor's number of the previous round."""
     body = """
         .shared .align 4 .b8 box[512];
         .reg .b32 %mine, %next, %round, %other;
@@ -183,7 +184,7 @@ def test_a_barrier_is_reused(execute):
             "another operation",
         ),
         ("bar.sync 1, 64;", "more threads"),
-        ("bar.sync 1, 128;", "(?i)deadlock|wait"),  # fewer: they wait for ever
+        ("bar.sync 1, 128;", "(?i)deadlock|wait"),  # too few threads: they wait forever
         ("setp.lt.u32 %p, %t, 32; @%p bra low; bar.sync 1; bra out; low: bar.sync 2; out:", "(?i)deadlock|wait"),
     ],
 )

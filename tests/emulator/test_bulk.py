@@ -1,4 +1,5 @@
-"""Bulk and tensor copies alone (PTX ISA 9.7.9.25.4, 9.7.9.25.5): what is copied where, and when it lands."""
+"""Bulk and tensor copies in isolation (PTX ISA 9.7.9.25.4, 9.7.9.25.5): what they copy, where to, and when it is
+visible."""
 
 import itertools
 import struct
@@ -17,7 +18,7 @@ HEADER = ".version 9.0\n.target sm_120a\n.address_size 64\n"
 
 
 def kernel(body: str) -> str:
-    """An entry `k(data, out, map)` of one warp: {body} is for lane 0; then all lanes store `tile` (4096 bytes) to out."""
+    """An entry `k(data, out, map)` of one warp: lane 0 runs {body}; then all lanes copy `tile` (4096 bytes) to out."""
     return f"""{HEADER}
 .visible .entry k(.param .u64 data, .param .u64 out, .param .align 64 .b8 map[128])
 {{
@@ -51,7 +52,8 @@ WAIT = "ready: mbarrier.try_wait.parity.shared.b64 %p, [%bar], 0; @!%p bra ready
 
 
 def run(body: str, data: np.ndarray, tensor=None, **options):
-    """(the tile at the end, the data at the end); `tensor` gives the arguments of encode_tiled without the address, or makes a map of it."""
+    """(final tile, final data). `tensor`: arguments of encode_tiled without the address, or a function of the address
+    that returns the tensor map."""
     emulator = Emulator(**options)
     module = emulator.load_text(kernel(body), "bulk.ptx")
     source, out = emulator.alloc(data.nbytes), emulator.alloc(BYTES)
@@ -181,11 +183,11 @@ def test_multicast_to_the_own_block(mask, hint, tensor):
                 run(body.replace("WHICH", str(wrong)), DATA, fields)
 
 
-# Reductions: elements that come from the tile meet those in global or shared memory
+# Reductions: elements of the tile are combined with those in global or shared memory
 
 
 def value_of(code: int, type: str):
-    """The number that a code stands for."""
+    """The number that a code represents."""
     size = int(type[-2:]) // 8 if type != "bf16" else 2
     if type[0] == "s":
         return code - (1 << 8 * size) if code >> (8 * size - 1) else code
@@ -197,7 +199,7 @@ def value_of(code: int, type: str):
 
 
 def code_of(number, type: str) -> int:
-    """The code of a number: integers wrap, floats round to nearest, ties to even."""
+    """The code of a number: integers wrap, floats round to nearest even."""
     bits = 16 if type == "bf16" else int(type[-2:])
     if type == "bf16":
         code = struct.unpack("<I", struct.pack("<f", number))[0]
@@ -208,7 +210,7 @@ def code_of(number, type: str) -> int:
 
 
 def combined(operation: str, type: str, old: int, new: int) -> int:
-    """One element after a reduction."""
+    """An element after a reduction."""
     a, b = value_of(old, type), value_of(new, type)
     return {
         "add": lambda: code_of(a + b, type), "min": lambda: old if a <= b else new, "max": lambda: old if a >= b else new,
@@ -227,7 +229,7 @@ REDUCTIONS += [("inc", "u32"), ("dec", "u32")] + [
 
 
 def elements(type: str, count: int, seed: int) -> list[int]:
-    """Codes of a type: the ends of the range for integers, small numbers and subnormals for floats."""
+    """Codes of a type: for integers the ends of the range, for floats small numbers and subnormals."""
     generator = np.random.default_rng(seed)
     if type[0] == "f" or type == "bf16":
         return [code_of(float(number), type) for number in generator.integers(-40, 40, count - 2) / 4] + [1, 3]
@@ -239,7 +241,7 @@ def elements(type: str, count: int, seed: int) -> list[int]:
 
 
 def reduced(operation, type):
-    """(bytes that come, bytes there, bytes after) of 64 bytes."""
+    """(new bytes, old bytes, bytes after the reduction), 64 bytes each."""
     size = 2 if type == "bf16" else int(type[-2:]) // 8
     new, old = elements(type, 64 // size, 1), elements(type, 64 // size, 2)
     after = [combined(operation, type, a, b) for a, b in zip(old, new)]
@@ -250,7 +252,7 @@ def reduced(operation, type):
 
 
 def words_into_tile(raw: np.ndarray) -> str:
-    """Store 64 bytes at the start of the tile."""
+    """PTX that stores 64 bytes at the start of the tile."""
     return " ".join(f"st.shared.b32 [%tile + {4 * i}], {word};" for i, word in enumerate(raw.view(np.uint32).tolist()))
 
 
@@ -286,7 +288,7 @@ def test_reductions_into_shared_memory(operation, type):
     [("add", "f32"), ("add", "bf16"), ("max", "s32"), ("xor", "u64"), ("inc", "u32"), ("min", "f16")],
 )
 def test_reductions_of_tensors(operation, dtype):
-    """A box of two rows that sticks out on the right: what lies outside is left alone."""
+    """A box of two rows that extends beyond the right edge: memory outside the tensor is not written."""
     type = f"b{dtype[1:]}" if operation == "xor" else dtype
     size = 2 if dtype == "bf16" else int(dtype[-2:]) // 8
     new, old, after = reduced(operation, type)
@@ -339,7 +341,7 @@ def test_faults_of_reductions(body, message):
 
 
 def expected_tile(tensor: np.ndarray, corner, box, steps, row: int, swizzle: int, fill: bytes) -> np.ndarray:
-    """The tile after a copy; `tensor` has its innermost dimension last, the other arguments have it first."""
+    """The tile after a copy. `tensor` has its innermost dimension last, the other arguments have it first."""
     tile = np.full(BYTES, 0xEE, np.uint8)
     counts = [box[0], *(-(-b // s) for b, s in zip(box[1:], steps[1:]))]
     place, pitch = 0, max(row, swizzle)
@@ -353,7 +355,7 @@ def expected_tile(tensor: np.ndarray, corner, box, steps, row: int, swizzle: int
                 chunk ^= (place // 128) % (swizzle // 16)
             tile[16 * chunk + low] = byte
             place += 1
-        if place % pitch == row:  # to the next row, whose beginning is a span further
+        if place % pitch == row:  # next row: skip to the next multiple of the pitch
             place += pitch - row
     return tile
 
@@ -408,7 +410,8 @@ def test_tensor_into_shared_memory(case):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{len(case[2])}d-{case[6]}-{case[7]}")
 def test_tensor_out_of_shared_memory(case):
-    """A box is loaded, its origin moved by one row (of one dimension: by 16 bytes), and stored: what lies outside is not written."""
+    """Load a box, move its origin by one row (for one dimension: by 16 bytes) and store it; nothing outside the tensor
+    is written."""
     name, dtype, shape, corner, box, steps, swizzle, fill = case
     data, tensor, fields = tensor_of(case)
     size = np.dtype(dtype).itemsize
@@ -433,10 +436,10 @@ def test_tensor_out_of_shared_memory(case):
     assert found.tobytes() == want.tobytes()
 
 
-# Columns of pixels: what a convolution reads for one element of its filter, worked out from the convolution
+# im2col: the pixels that a convolution reads for one element of its filter, derived from the convolution
 
 CONVOLUTIONS = [
-    # image W, H, D; filter, padding, stride and dilation in each; first pixel of the output, element of the filter
+    # image W, H, D; filter, padding, stride and dilation in each; first output pixel, filter element
     ((9,), (3,), (1,), (1,), (1,), 0, (0,)),
     ((9,), (3,), (1,), (2,), (2,), 3, (2,)),
     ((7, 5), (3, 3), (1, 1), (1, 1), (1, 1), 0, (0, 0)),

@@ -32,7 +32,7 @@ LATE = ".reg .b32 %n; mov.u32 %n, 0; setp.lt.u32 %p, %t, 64; @%p bra go; count: 
     ],
 )
 def test_barrier(execute, barrier, late, schedule):
-    """Twice, as a barrier is used again and again."""
+    """Twice, to test that the barrier can be reused."""
     body = EXCHANGE.format(late=late, barrier=barrier * 2)
     assert (execute(body, NUMBERS, {"d": "b32"}, block=96, schedule=schedule)["d"] == (np.arange(96) + 32) % 96).all()
 

@@ -1,4 +1,4 @@
-"""Branches, guards, calls, ends of threads, fences and traps alone; and what the machine says when they go wrong."""
+"""Branches, guards, calls, thread exits, fences and traps in isolation; and the messages of their faults."""
 
 import re
 
@@ -157,7 +157,7 @@ INDIRECT = """
 
 @pytest.mark.parametrize("files, source", [('.file 1 "pointers.cu"', "pointers.cu:5"), ("", "?:5")])
 def test_a_call_of_a_function_pointer_is_refused_with_its_source_line(files, source):
-    """The text that nvcc 13.0 writes for a table of functions."""
+    """The text is what nvcc 13.0 emits for a table of function pointers."""
     header = program("").split(".visible")[0]
     emulator = Emulator()
     module = emulator.load_text(f"{header}{INDIRECT}{files}\n", "t.ptx")
@@ -264,7 +264,7 @@ def test_diverged_warps():
 
 
 def test_a_rare_path_rejoins_its_warp():
-    """Threads that take a path out of line come back before the warp goes on to a shuffle."""
+    """Threads on an out-of-line path rejoin their warp before the warp executes a shuffle."""
     body = """
     mov.u32 %r1, %r0; setp.eq.u32 %p1, %r0, 17; @%p1 bra RARE;
 BACK: shfl.sync.idx.b32 %r2, %r1, 17, 31, 0xffffffff; st.global.u32 [%rd0], %r2; ret;
@@ -311,7 +311,7 @@ def test_races():
         match=r"reads 4 bytes of shared memory, and thread 32 \(warp 1\) wrote the byte at 0x480 at PTX line 12: a race",
     ):
         run("", "")
-    run("bar.sync 1, 64;", "")  # each warp reads and writes the other's half, which its own warp alone touched since
+    run("bar.sync 1, 64;", "")  # after it, each warp alone reads and writes the other's half
     with pytest.raises(EmulatorFault, match="a race"):
         run("bar.warp.sync 0xffffffff;", "bar.sync 0;")
     write_after_read = "mov.u32 %r1, b; setp.lt.u32 %p1, %r0, 32; @%p1 st.shared.u32 [%r1], 1; bar.sync 0; ld.shared.u32 %r2, [%r1]; @%p1 st.shared.u32 [%r1], 2;"

@@ -1,4 +1,5 @@
-"""cp.async alone (PTX ISA 9.7.9.25.3): what is copied, and that it lands at the wait and not before."""
+"""cp.async in isolation (PTX ISA 9.7.9.25.3): what it copies, and that the data becomes visible at the wait, not
+before."""
 
 import numpy as np
 import pytest
@@ -6,7 +7,7 @@ import pytest
 from ptxrt.emulator.instruction import Unsupported, resolve
 from ptxrt.errors import EmulatorFault
 
-# 32 threads copy from `source` (their own 16 bytes of the input array w) to the shared array, which holds 0xEE bytes before.
+# 32 threads copy from `source` (each its own 16 bytes of the input array w) to the shared array, initialized to 0xEE.
 SETUP = """
     .shared .align 16 .b8 tile[2048];
     .reg .b32 %to, %zero;
@@ -24,9 +25,10 @@ OLD = 0xEE
 
 
 def run(execute, body, registers=None, **options):
-    """Returns (source bytes (32, 16), destination bytes (32, 16))."""
+    """Return (source bytes (32, 16), destination bytes (32, 16))."""
     source = np.random.default_rng(0).integers(0, 200, (32, 16), dtype=np.uint8)
-    # The parameter w is an array of 16 bytes a thread: given as four words, of which a thread's own is not used.
+    # The parameter w holds 16 bytes for each of 32 threads, passed as one word for each of 128; the register that
+    # receives that word is unused.
     inputs = {"w": ("b32", source.reshape(-1).view(np.uint32))} | (registers or {})
     inputs |= {name: (type_, np.resize(values, 128)) for name, (type_, values) in (registers or {}).items()}
     found = execute(f"setp.ge.u32 %skip, %thread, 32; @%skip bra done; {SETUP} {body} {LOAD} done:",
@@ -78,7 +80,7 @@ def test_source_size_zero_fills(execute, size):
 
 
 def test_nothing_is_read_where_the_source_size_is_zero(execute):
-    """The address may lie anywhere then, as in a masked tail."""
+    """Then the address may be invalid, as in a masked tail."""
     body = f"@%far mov.u64 %from, 16; cp.async.cg.shared.global [%to], [%from], 16, %n; {COMMIT_AND_WAIT}"
     far = np.arange(128) % 2
     registers = {"far": ("pred", far), "n": ("b32", np.where(far, 0, 16).astype(np.uint32))}
@@ -94,7 +96,7 @@ def test_ignored_source(execute):
     assert (found == np.where(ignore[:32, None], 0, source)).all()
 
 
-# When copies land. Without checks the old bytes are seen, with checks looking at them is a fault.
+# When copies become visible. Without checks a read before the wait sees the old bytes; with checks it is a fault.
 
 TWO_GROUPS = """
     cp.async.cg.shared.global [%to + 512], [%from], 16;
@@ -142,9 +144,9 @@ def test_groups_are_of_one_thread(execute):
         "cp.async.cg.shared.global [%to], [%from + 8], 16;",  # misaligned source
         "cp.async.cg.shared.global [%to], [%from + 1048576], 16;",  # no such memory
         "cp.async.cg.shared.global [%to + 4096], [%from], 16;",
-        "cp.async.cg.shared.global [%to], [%from], 8;",  # .cg copies 16 bytes
+        "cp.async.cg.shared.global [%to], [%from], 8;",  # .cg copies 16 bytes only
         "cp.async.ca.shared.global [%to], [%from], 12;",
-        "cp.async.ca.shared.global [%to], [%from], 4, 8;",  # more than is copied
+        "cp.async.ca.shared.global [%to], [%from], 4, 8;",  # source size above the copy size
     ],
 )
 def test_faults(execute, copy):

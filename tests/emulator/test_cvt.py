@@ -1,4 +1,4 @@
-"""cvt alone, against conversions worked out in Python integers and fractions from PTX ISA 9.7.9.21."""
+"""cvt in isolation, against conversions computed in Python integers and fractions from PTX ISA 9.7.9.21."""
 
 import math
 import re
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import build
 from ptxrt.emulator.instruction import Unsupported, resolve
 
-# (exponent bits, mantissa bits, bias, what the largest exponent holds)
+# (exponent bits, mantissa bits, bias, meaning of the largest exponent)
 FORMATS = {
     "f64": (11, 52, 1023, "ieee"),
     "f32": (8, 23, 127, "ieee"),
@@ -41,7 +41,7 @@ def floor_log2(number):
 
 @cache
 def decode(name, code):
-    """Fraction, or math.inf, -math.inf, math.nan; zeros lose their sign."""
+    """A Fraction, or math.inf, -math.inf, math.nan; zeros lose their sign."""
     exponent_bits, mantissa_bits, bias, specials = FORMATS[name]
     mantissa, field = code & ((1 << mantissa_bits) - 1), code >> mantissa_bits & ((1 << exponent_bits) - 1)
     negative = code >> (exponent_bits + mantissa_bits) & 1
@@ -64,17 +64,17 @@ def largest_code(name):
 
 
 def round_to(number, mode):
-    """A fraction to an integer: n nearest even, z to zero, m down, p up."""
+    """Round a fraction to an integer: n nearest even, z to zero, m down, p up."""
     return {"n": round, "z": math.trunc, "m": math.floor, "p": math.ceil}[mode](number)
 
 
 def encode(name, number, negative, mode, saturate=False):
-    """The code of a number (Fraction, infinity, NaN); `negative` is the sign that a zero has."""
+    """The code of a number (Fraction, infinity, NaN); `negative` is the sign of a zero."""
     exponent_bits, mantissa_bits, bias, specials = FORMATS[name]
     sign = 1 << (exponent_bits + mantissa_bits)
     top = ((1 << exponent_bits) - 1) << mantissa_bits
     if isinstance(number, float) and math.isnan(number):
-        return sign - 1  # canonical NaN, and the largest value where there is none
+        return sign - 1  # canonical NaN, or the largest value if the format has no NaN
     largest = largest_code(name)
     signed = sign if negative else 0
     if isinstance(number, float):
@@ -89,7 +89,8 @@ def encode(name, number, negative, mode, saturate=False):
 
 
 def f32_codes(extra=()):
-    """f32 bit patterns: specials, all exponents, and the neighborhood of every value and tie of the small formats."""
+    """f32 bit patterns: special values, all exponents, and the neighbors of every value and tie of the small
+    formats."""
     generator = np.random.default_rng(1)
     codes = [
         0,
@@ -178,7 +179,7 @@ def test_integer_to_integer(execute, source, destination, saturate):
     expected = [min(max(number, into[0]), into[1]) if saturate else wrap(number, destination) for number in numbers]
     assert found.tolist() == [
         number % (1 << int(register_of(destination)[1:])) for number in expected
-    ]  # extended to the register
+    ]  # sign- or zero-extended to the register
 
 
 @pytest.mark.parametrize("mode", ["n", "z", "m", "p"])
@@ -312,7 +313,7 @@ def test_relu_and_satfinite_of_half(execute, destination):
     saturated = convert(execute, f"rz.relu.satfinite.{destination}.f32", "b32", codes, "b16")
     for code, first, second in zip(codes.tolist(), relu.tolist(), saturated.tolist()):
         number = decode("f32", code)
-        number = Fraction(0) if number <= 0 else number  # NaN stays: it compares false
+        number = Fraction(0) if number <= 0 else number  # NaN compares false and stays
         assert first == encode(destination, number, False, "n")
         assert second == encode(destination, number, False, "z", saturate=True)
 
@@ -320,7 +321,7 @@ def test_relu_and_satfinite_of_half(execute, destination):
 @pytest.mark.parametrize("mode", ["", "n", "z", "m", "p"])
 @pytest.mark.parametrize("destination, source", [("f16", "bf16"), ("bf16", "f16")])
 def test_between_the_halves(execute, destination, source, mode):
-    """Without a rounding as with .rn: ptxas makes one and the same F2F of both."""
+    """Without a rounding modifier the result is that of .rn: ptxas emits the same F2F for both."""
     codes = np.arange(1 << 16, dtype=np.uint16)
     found = convert(execute, (f"r{mode}." if mode else "") + f"{destination}.{source}", "b16", codes, "b16")
     for code in [
@@ -501,7 +502,7 @@ def test_narrow_from_f32(execute, name, relu):
 
 
 def test_e2m1_by_hand(execute):
-    """The ties and ends, written out: value -> code."""
+    """Ties and range limits written out: value -> code."""
     cases = [(0.0, 0), (-0.0, 8), (0.25, 0), (0.26, 1), (-0.2, 8), (0.5, 1), (0.75, 2), (1.0, 2), (1.25, 2), (1.3, 3), (1.5, 3), (1.75, 4), (2.0, 4),
              (2.5, 4), (2.6, 5), (3.0, 5), (3.5, 6), (4.0, 6), (5.0, 6), (5.1, 7), (6.0, 7), (100.0, 7), (-100.0, 15), (math.inf, 7), (-math.inf, 15),
              (-1.0, 10), (math.nan, 7)]  # fmt: skip
@@ -647,7 +648,7 @@ def test_other_conversions_are_refused_by_name(opcode, reason):
 
 
 NARROW = ("e4m3x2", "e5m2x2", "e3m2x2", "e2m3x2", "e2m1x2", "ue8m0x2")
-#: A register for each type that cvt converts between.
+#: The register type of each type that cvt converts.
 REGISTERS = {
     **{name: "h" if name[1:] == "16" else "l" if name[1:] == "64" else "r" for name in INTEGERS},
     **{"f16": "h", "bf16": "h", "f32": "r", "f64": "l", "tf32": "r", "f16x2": "r", "bf16x2": "r"},
@@ -655,7 +656,7 @@ REGISTERS = {
 }
 
 
-#: What ptxas 13.4 assembles besides (.version 9.4, sm_120a).
+#: What ptxas 13.4 also assembles (.version 9.4, sm_120a).
 LATER = {
     f"cvt.rn.satfinite{relu}.{name}.{source}"
     for name in NARROW[:-1]

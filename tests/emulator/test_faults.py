@@ -1,4 +1,4 @@
-"""What a fault says, to the letter: every mistake of tests/data/faults.cu; docs/emulator.md shows the same lines."""
+"""The exact messages of faults: every mistake of tests/data/faults.cu; docs/emulator.md lists the same lines."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def numbers(count):
     return np.zeros(count, np.int32)
 
 
-# entry -> arguments, launch options, options of the emulator, and what the kernel does, in words.
+# entry -> arguments, launch options, emulator options, and a description of the mistake.
 MISTAKES = {
     "outside": ([numbers(32)], dict(grid=2), {}, "one block too many"),
     "misaligned": ([numbers(32)], {}, {}, "4 bytes at every third byte"),

@@ -1,4 +1,4 @@
-"""ldmatrix, stmatrix and movmatrix alone, against the figures of PTX ISA 9.7.14.5 in plain Python."""
+"""ldmatrix, stmatrix and movmatrix in isolation, against the figures of PTX ISA 9.7.14.5 in plain Python."""
 
 import random
 
@@ -20,7 +20,7 @@ TILE = """
 
 
 def run(execute, instruction, memory, rows, outputs, extra=None):
-    """Fill 512 bytes of shared memory from `memory`, then execute; lane i's %address is its row offset `rows[i]`."""
+    """Fill 512 bytes of shared memory from `memory`, then execute; %address of lane i is its row offset `rows[i]`."""
     words = np.asarray(memory, np.uint8).view(np.uint32).reshape(32, 4)
     inputs = (
         {f"w{i}": ("b32", words[:, i]) for i in range(4)} | {"row": ("b32", np.array(rows, np.uint32))} | (extra or {})
@@ -82,7 +82,8 @@ def test_generic_address(execute, memory):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_m16n16_bytes(execute, memory, count):
-    """Lanes 0-15 give the rows of the first matrix, 16-31 of the second; registers 2 m and 2 m + 1 hold its columns."""
+    """Lanes 0-15 address the rows of the first matrix, 16-31 of the second; registers 2 m and 2 m + 1 hold the columns
+    of matrix m."""
     rows = shuffled_rows(count)
     vector, outputs = registers(2 * count)
     found = run(
@@ -112,7 +113,8 @@ def six_bits(memory, address, index):
 
 @pytest.mark.parametrize("source, element", [("b4x16_p64", nibble), ("b6x16_p32", six_bits)])
 def test_padded_rows(execute, memory, source, element):
-    """16 elements of 4 or 6 bits in the first 8 or 12 bytes of a row become a byte each; the padding is ignored."""
+    """16 elements of 4 or 6 bits in the first 8 or 12 bytes of a row expand to one byte each; the padding is
+    ignored."""
     rows = shuffled_rows(3)
     for count in (1, 2, 4):
         vector, outputs = registers(count)
@@ -170,7 +172,8 @@ def test_stmatrix(execute, memory, count, transposed):
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_stmatrix_of_bytes(execute, memory, count):
-    """Byte e of lane l is row l / 4 + 8 (e / 2), column 2 (l % 4) + e % 2 of a 16 x 8 result; its columns are stored."""
+    """Byte e of lane l is row l / 4 + 8 (e / 2), column 2 (l % 4) + e % 2 of a 16 x 8 matrix; stmatrix stores its
+    columns."""
     rows = shuffled_rows(count)
     values = np.random.default_rng(count).integers(0, 1 << 32, (count, 32), dtype=np.uint32)
     vector = "{" + ", ".join(f"%s{i}" for i in range(count)) + "}"
@@ -202,7 +205,7 @@ def test_movmatrix(execute):
 
 
 def test_only_the_lanes_of_the_matrices_give_addresses(execute, memory):
-    """x1 reads lanes 0-7; what the others hold does not matter."""
+    """x1 reads the addresses of lanes 0-7 and ignores those of other lanes."""
     rows = [16 * lane if lane < 8 else 0xFFFFFFF1 for lane in range(32)]
     found = run(execute, "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r0}, [%address];", memory, rows, {"r0": "b32"})[
         "r0"
@@ -226,7 +229,7 @@ def test_rows_are_aligned_to_16_bytes(execute, memory, instruction):
 
 def test_bytes_that_nothing_wrote(execute, memory):
     rows = [16 * lane for lane in range(32)]
-    rows[3] = 512  # behind what was stored
+    rows[3] = 512  # beyond the initialized bytes
     with pytest.raises(EmulatorFault):
         run(execute, "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%row}, [%address];", memory, rows, {"row": "b32"})
 

@@ -1,4 +1,4 @@
-"""Loops that end and loops that do not; threads that spin; parts of warps at aligned barriers."""
+"""Finite and endless loops; spinning threads; partial warps at aligned barriers."""
 
 import time
 
@@ -73,7 +73,7 @@ LOCK = """ld.param.u64 %rd2, [out]; setp.ne.u32 %p1, %r0, 0; @%p1 bra E;
 
 @pytest.mark.parametrize("schedule", ["together", "warps"])
 def test_a_lock_takes_time_by_the_number_of_its_users(schedule):
-    """Who spins lets the one go on that holds the lock: 120 blocks took more than ten seconds."""
+    """A spinning thread yields to the holder of the lock: without that, 120 blocks took more than ten seconds."""
     out, begin = np.zeros(64, np.uint64), time.process_time()
     launch(program(LOCK), "k", out, block=64, grid=120, emulator=Emulator(schedule=schedule))
     assert out[:2].tolist() == [0, 120] and time.process_time() - begin < 3
@@ -113,5 +113,5 @@ def test_lanes_that_ran_past_an_aligned_barrier_and_exited(schedule, more):
     ],
 )
 def test_lanes_that_exited_before_an_aligned_barrier(body, schedule):
-    """Early returns leave the barrier to the others, also with work of their own, also out of a loop."""
+    """A barrier does not wait for lanes that returned early, even if they did other work first or left a loop."""
     launch(program(body), "k", np.zeros(32, np.uint64), emulator=Emulator(schedule=schedule))

@@ -1,4 +1,4 @@
-"""Whole programs that nvcc made of C++ (tests/data), and the machine's checks."""
+"""Whole programs that nvcc compiled from C++ (tests/data), and the emulator's checks."""
 
 import gc
 import math
@@ -126,7 +126,8 @@ def test_integers(kind, rng):
 
 
 def rounded(value: Fraction, mode: str, precision: int, smallest: int, largest: float, zero: float = 0.0) -> float:
-    """An exact value in a binary format: `precision` bits, `smallest` the exponent of the lowest subnormal bit."""
+    """An exact value rounded to a binary format: `precision` bits; `smallest` is the exponent of the lowest subnormal
+    bit."""
     if value == 0:
         return zero
     magnitude = abs(value)
@@ -180,7 +181,7 @@ def test_singles(kind, rng):
     values = np.array(SINGLES, np.float32)
     triples = np.array([(a, b, c) for a in values for b in values for c in values[::3]], np.float32)
     more = (rng.standard_normal((400, 3)) * np.exp2(rng.integers(-70, 60, (400, 3)))).astype(np.float32)
-    # Sums that end close to a tie, where a second rounding would show.
+    # Sums close to a tie, where double rounding would show.
     tied = np.array(
         [[1 + i * 2.0**-12, 1 + 2.0**-12, sign * 2.0**-60] for i in range(1, 40) for sign in (1, -1)], np.float32
     )
@@ -236,7 +237,7 @@ def _root(x: Fraction, mode: str):
     scale = 2**400
     root = Fraction(isqrt(x.numerator * x.denominator * scale**2), x.denominator * scale)
     if root * root != x:
-        root += Fraction(1, scale * x.denominator * 2)  # just above the cut: not representable, so rounding is right
+        root += Fraction(1, scale * x.denominator * 2)  # above the truncated root: never representable, rounds right
     return f32(root, mode)
 
 
@@ -420,7 +421,8 @@ def test_atomics(kind):
 
 @pytest.mark.parametrize("kind", TEXTS)
 def test_one_warp_after_the_other(kind, rng):
-    """The other schedule gives the same results, also where warps wait for each other in a loop."""
+    """The schedule of one warp after the other gives the same results, also where warps wait for each other in a
+    loop."""
     given, out = rng.integers(-1000, 1000, (5, 96)).astype(np.int32), np.zeros((2, 96), np.int32)
     launch(
         text(f"control{kind}.ptx"), "producer", out, given, 5, grid=2, block=128, emulator=Emulator(schedule="warps")
@@ -431,14 +433,14 @@ def test_one_warp_after_the_other(kind, rng):
     assert sorted(out.tolist()) == list(range(40))
 
 
-# -- translations that emulators share ------------------------------------------------------------------------------
+# -- translations shared by emulators -------------------------------------------------------------------------------
 
 
 BOX = program("mov.u64 %rd2, box; st.global.u64 [%rd0], %rd2;", before=".global .u32 box = 7;\n.const .u32 facts = 1;")
 
 
 def loaded(text, used=0, **options):
-    """A program in a new emulator, of which `used` bytes are taken."""
+    """Load a program into a new emulator after allocating `used` bytes."""
     emulator = Emulator(**options)
     emulator.alloc(used)
     return emulator, emulator.load_text(text, "test.ptx")

@@ -1,4 +1,5 @@
-"""Approximate functions alone: special values as the tables of PTX ISA 9.7.3 give them, ordinary ones within one rounding."""
+"""Approximate functions in isolation: special values by the tables of PTX ISA 9.7.3, ordinary ones within one
+rounding."""
 
 import math
 import struct
@@ -21,7 +22,7 @@ REFERENCES = {
     "rsqrt": lambda a: 1 / math.sqrt(a),
 }
 
-# Operand -> result for special operands, without and with .ftz. Negative zero, the same key as zero, comes apart below.
+# Special operand -> result, without and with .ftz. Negative zero, which equals zero as a key, has its own table below.
 SPECIALS = {
     "ex2": {
         -INF: 0.0,
@@ -93,7 +94,8 @@ def test_negative_zero(execute, name):
 
 @pytest.mark.parametrize("name", [*SPECIALS, "tanh"])
 def test_ordinary_values_are_rounded_once(execute, name):
-    """Python's libm is within an ulp of float64, so the f32 next to its result is the rounded one but for rare ties."""
+    """Python's libm is within an ulp of float64: its result rounded to f32 is correctly rounded except for rare
+    ties."""
     generator = np.random.default_rng(7)
     numbers = np.float32(generator.standard_normal(256) * 4)
     if name in ("lg2", "sqrt", "rsqrt"):
@@ -162,7 +164,8 @@ def execute_doubles(execute, opcode, numbers):
 
 
 def first_guess(number, function):
-    """The function of the upper half of a double, to the nearest double whose lower half is 0."""
+    """The function of a double with its lower 32 bits cleared, rounded to the nearest double whose lower 32 bits are
+    0."""
     (bits,) = struct.unpack("<q", struct.pack("<d", number))
     (number,) = struct.unpack("<d", struct.pack("<Q", bits & 0xFFFF_FFFF_0000_0000))
     (bits,) = struct.unpack("<Q", struct.pack("<d", function(number)))
@@ -219,7 +222,7 @@ def test_division(execute):
         INF,
         TINY,
     ]
-    approx = full[:10] + [0.0, -0.0, NAN, TINY]  # above 2^126 the reciprocal is gone
+    approx = full[:10] + [0.0, -0.0, NAN, TINY]  # the reciprocal of values above 2^126 is flushed to zero
     count = len(a)
     assert divide(execute, "div.full.f32", a, b)[:count].view(np.uint32).tolist() == bits(full)
     assert divide(execute, "div.approx.f32", a, b)[:count].view(np.uint32).tolist() == bits(approx)

@@ -1,4 +1,5 @@
-"""mbarrier alone (PTX ISA 9.7.13.15): phases, counts, who waits, what a wait makes visible, and what is a fault."""
+"""mbarrier in isolation (PTX ISA 9.7.13.15): phases, counts, which threads wait, visibility after a wait, and
+faults."""
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from ptxrt.emulator.instruction import Unsupported, resolve
 from ptxrt.errors import EmulatorFault
 
 NUMBERS = {"t": ("b32", np.arange(96, dtype=np.uint32))}
-# Thread 0 makes a barrier for {count} arrivals; %bar is its address, %at the thread's own word of `box`.
+# Thread 0 initializes a barrier for {count} arrivals; %bar is its address, %at the thread's own word of `box`.
 SETUP = """
     .shared .align 8 .b64 bar; .shared .align 16 .b8 box[1024];
     .reg .b32 %bar, %at, %other; .reg .b64 %s; .reg .pred %first;
@@ -91,7 +92,7 @@ def test_generic_addresses(execute):
 
 
 def test_sleeping_costs_no_instructions(execute):
-    """Two warps wait while the third counts to 20000: the budget is of the third alone."""
+    """Two warps wait while the third counts to 20000: only the third uses the instruction budget."""
     body = f"""
         setp.lt.u32 %p, %t, 64; mov.u32 %d, 0; @%p bra sleep;
         count: add.u32 %d, %d, 1; setp.lt.u32 %p, %d, 20000; @%p bra count;
@@ -104,7 +105,7 @@ def test_sleeping_costs_no_instructions(execute):
 
 
 def test_phases_follow_each_other(execute):
-    """Each round every thread adds what its neighbor had; a barrier of its own separates reading from writing."""
+    """In each round every thread adds its neighbor's number; a second barrier separates reads from writes."""
     body = f"""
         .shared .align 8 .b64 done; .reg .b32 %next, %done, %round, %mine, %parity;
         mov.u32 %done, done;
@@ -133,7 +134,8 @@ def test_phases_follow_each_other(execute):
 @pytest.mark.parametrize("schedule", ["together", "warps"])
 @pytest.mark.parametrize("form", ["try_wait", "test_wait"])
 def test_a_warp_waits_for_the_lane_that_waits(execute, form, schedule):
-    """Lane 0 waits for the other warps; its own warp meets behind that, with the rest there first, and sees what lane 0 saw."""
+    """Lane 0 waits for the other warps. Its own warp then meets at bar.warp.sync, where the other lanes wait first, and
+    sees the data that lane 0 waited for."""
     body = f"""
         .reg .pred %warp; .reg .b32 %mask;
         setp.lt.u32 %warp, %t, 32;
@@ -154,19 +156,20 @@ def test_a_warp_waits_for_the_lane_that_waits(execute, form, schedule):
 
 
 def test_one_thread_after_the_other_completes_phases(execute):
-    """A count of 1: 96 arrivals of one instruction are 96 phases; the state counts them, whoever comes first."""
+    """With a count of 1, 96 arrivals of one instruction complete 96 phases; the states count them in any order of
+    threads."""
     body = "mbarrier.arrive.shared.b64 %s, [%bar]; cvt.u32.u64 %d, %s;"
     assert sorted(run(execute, body, {"d": "b32"}, count=1)["d"].tolist()) == list(range(96))
 
 
 def test_pending_count(execute):
-    """The state before the arrival: 100, 99, ... pending."""
+    """The state holds the count before the arrival: 100, 99, ... pending."""
     body = "mbarrier.arrive.noComplete.shared.b64 %s, [%bar], 1; mbarrier.pending_count.b64 %d, %s;"
     assert sorted(run(execute, body, {"d": "b32"}, count=100)["d"].tolist()) == list(range(5, 101))
 
 
 def test_counts(execute):
-    """Thread 5 arrives 60 times at once, 36 others once each."""
+    """Thread 5 arrives with a count of 60, 36 other threads with 1 each."""
     body = f"""
         setp.eq.u32 %p, %t, 5; @%p mbarrier.arrive.shared.b64 %s, [%bar], 60;
         setp.ge.u32 %p, %t, 60; @%p mbarrier.arrive.shared.b64 %s, [%bar];
@@ -176,7 +179,7 @@ def test_counts(execute):
 
 
 def test_arrive_drop(execute):
-    """Sixteen threads leave with phase 0; phase 1 completes without them."""
+    """Sixteen threads drop out of phase 0; phase 1 completes without them."""
     body = f"""
         .reg .pred %leaves; setp.lt.u32 %leaves, %t, 16;
         @%leaves mbarrier.arrive_drop.shared.b64 _, [%bar];
@@ -189,7 +192,7 @@ def test_arrive_drop(execute):
 
 
 def test_test_wait_says_no(execute):
-    """A phase that nobody completes: the answer is no, for the parity before it yes."""
+    """test_wait on an incomplete phase returns false; on the parity before it, true."""
     body = """
         .reg .pred %before; .reg .b32 %e;
         mbarrier.test_wait.parity.shared.b64 %p, [%bar], 0; selp.u32 %d, 1, 0, %p;
@@ -199,7 +202,7 @@ def test_test_wait_says_no(execute):
 
 
 def test_tx_count(execute):
-    """The phase waits for bytes as well: they are announced, then completed by hand."""
+    """The phase also waits for bytes: expect_tx announces them, complete_tx completes them."""
     body = f"""
         @%first mbarrier.arrive.expect_tx.shared.b64 _, [%bar], 100;
         bar.sync 0;
@@ -254,7 +257,8 @@ def test_copies_arrive(execute, noinc, count):
 
 
 def test_copies_land_when_somebody_waits(execute):
-    """Without checks the old bytes are seen: before the wait, and of a copy that was issued after the arrival."""
+    """Without checks a thread sees the old bytes before the wait, and after it those of a copy issued after the
+    arrival."""
     body = f"""
         {COPY} @%copies cp.async.mbarrier.arrive.noinc.shared.b64 [%bar];
         st.shared.b32 [%at + 512], 5;

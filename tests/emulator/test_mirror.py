@@ -1,4 +1,5 @@
-"""An instruction family has one name in three places: the header that emits it, the emulator's file, its test."""
+"""An instruction family has the same name in three places: the header that emits it, the emulator's module, its
+test."""
 
 from pathlib import Path
 
@@ -8,11 +9,11 @@ from ptxrt.emulator.instruction import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADERS = ROOT / "kernels_cu" / "ptx"
-#: What nvcc emits by itself has no header; target.cuh is the guard.
+#: Families without a header: nvcc emits them itself. (target.cuh is the header that guards targets.)
 COMPILER_ONLY = {"alu", "video", "control", "access", "system"}
-#: Headers of a family beside the one that has its name.
+#: Further headers of a family, besides the one with its name.
 MORE = {"mma_plain": "mma"}
-#: Emulated, and used by no kernel of the collection: why it is there.
+#: Families that the emulator has although no kernel of the collection uses them, and why.
 UNUSED = {
     "cluster": "kernels for sm_90 and later name addresses and barriers of clusters also where a cluster is one block",
     "registers": "kernels with specialized warps, such as CUTLASS's, move registers between them by setmaxnreg",

@@ -1,4 +1,4 @@
-"""mma.sync alone, against the fragment tables of PTX ISA 9.7.14.5 and exact fractions."""
+"""mma.sync in isolation, against the fragment tables of PTX ISA 9.7.14.5 and exact fractions."""
 
 import math
 from fractions import Fraction
@@ -15,7 +15,7 @@ from ptxrt.errors import EmulatorFault
 LANES = range(32)
 
 
-# Number formats, from their definitions: (exponent bits, mantissa bits, bias, kind of specials)
+# Number formats by definition: (exponent bits, mantissa bits, bias, kind of special values)
 FORMATS = {
     "f32": (8, 23, 127, "ieee"),
     "f16": (5, 10, 15, "ieee"),
@@ -26,13 +26,13 @@ FORMATS = {
     "e3m2": (3, 2, 3, None),
     "e2m3": (2, 3, 1, None),
     "e2m1": (2, 1, 1, None),
-    "ue4m3": (4, 3, 7, "nan"),  # with a sign bit that means nothing
+    "ue4m3": (4, 3, 7, "nan"),  # its sign bit is ignored
 }
 
 
 @cache
 def parts(name, code):
-    """(signed significand, exponent) of a code: subnormals keep the smallest exponent; None for infinities and NaN."""
+    """(signed significand, exponent) of a code, None for infinities and NaN; subnormals have the smallest exponent."""
     exponent_bits, mantissa_bits, bias, specials = FORMATS[name]
     mantissa = code & ((1 << mantissa_bits) - 1)
     field = code >> mantissa_bits & ((1 << exponent_bits) - 1)
@@ -54,11 +54,11 @@ def value(name, code):
     return significand * power(exponent)
 
 
-# Where elements are: the tables of the ISA, for the i-th element that a lane holds of A, B and C
+# Element positions by the ISA's tables, for the i-th element that a lane holds of A, B and C
 
 
 def place_a(depth, width, lane, i):
-    """(row, k); `width` elements in a register."""
+    """(row, k); a register holds `width` elements."""
     group, thread = lane >> 2, lane % 4
     register, element = divmod(i, width)
     row = group if register % 2 == 0 else group + 8
@@ -87,7 +87,7 @@ def pack(codes, width):
 
 
 def fragment(matrix, place, depth, width, count):
-    """Codes of a (warps, ., .) matrix as each lane's elements, (warps, 32, count)."""
+    """The elements of each lane, (warps, 32, count), from the codes of a (warps, ., .) matrix."""
     codes = np.zeros((len(matrix), 32, count), np.int64)
     for lane in LANES:
         for i in range(count):
@@ -97,7 +97,7 @@ def fragment(matrix, place, depth, width, count):
 
 
 class Form:
-    """One spelling of mma, with its registers."""
+    """An mma opcode and the layout of its registers."""
 
     def __init__(self, opcode, a, b, depth, accumulator="f32", scaled=False, blocks=1, scale_type="ue8m0"):
         self.opcode, self.a, self.b, self.depth, self.accumulator, self.scaled = (
@@ -108,8 +108,8 @@ class Form:
             accumulator,
             scaled,
         )
-        self.blocks, self.scale_type = blocks, scale_type  # scales of a row; their type
-        self.width = {"bf16": 2, "f16": 2, "tf32": 1}.get(a, 8 if depth == 64 else 4)  # elements in a register
+        self.blocks, self.scale_type = blocks, scale_type  # scales per row; their type
+        self.width = {"bf16": 2, "f16": 2, "tf32": 1}.get(a, 8 if depth == 64 else 4)  # elements per register
         self.shift = {name: 13 if name == "tf32" else 2 if self.width == 4 and name == "e2m1" else 0 for name in (a, b)}
 
     def __repr__(self):
@@ -123,7 +123,7 @@ class Form:
 
     def run_containers(self, execute, a, b, c, arithmetic, scales=None, selectors=((0, 0), (0, 0))):
         warps, c = len(a), np.asarray(c)
-        count = 16 * self.depth // 32  # elements of A in a lane
+        count = 16 * self.depth // 32  # elements of A per lane
         registers = {}
         for index, word in enumerate(pack(fragment(a, place_a, self.depth, self.width, count), self.width)):
             registers[f"a{index}"] = ("b32", word)
@@ -229,7 +229,7 @@ ARITHMETICS = ["float64", "hardware"]
 
 
 def code_of(name, number):
-    """The code of a number that the format holds and that is not negative."""
+    """The code of a non-negative number that the format can represent."""
     if number == 0:
         return 0
     _, mantissa_bits, bias, _ = FORMATS[name]
@@ -259,12 +259,13 @@ def code_of(name, number):
     ids=repr,
 )
 def test_one_element_of_a_selects_a_row_of_b(execute, form):
-    """A holds a single 1 per warp, at each place in turn. D's row is that row of B, which tells k and the column."""
+    """A holds a single 1 per warp, at each place in turn. D's row equals the row of B selected by k, which identifies k
+    and the column."""
     places = [(row, k) for row in range(16) for k in range(form.depth)]
     a = np.zeros((len(places), 16, form.depth), np.int64)
     for warp, (row, k) in enumerate(places):
         a[warp, row, k] = code_of(form.a, 1)
-    # Powers of two and digits that e2m1 has: 0 to 3.
+    # Powers of two and digits that e2m1 can represent: 0 to 3.
     for digit in (
         lambda k, n: k % 4,
         lambda k, n: k // 4 % 4,
@@ -342,7 +343,7 @@ def test_e2m1_lies_in_bits_5_to_2(execute, container, number):
 
 @pytest.mark.parametrize("container", [0x01, 0x02, 0x40, 0x80])
 def test_bits_around_an_element_are_a_fault(execute, container):
-    """The nibble left in bits 3..0 is the usual mistake."""
+    """The usual mistake leaves the nibble in bits 3..0."""
     form = scaled("e2m1", "e4m3")
     a, b = np.zeros((1, 16, 32), np.int64), np.zeros((1, 32, 8), np.int64)
     a[0, 9, 6] = container  # held by lane 4 * (9 % 8) + 6 // 4
@@ -357,7 +358,8 @@ def test_bits_around_an_element_are_a_fault(execute, container):
 @pytest.mark.parametrize("thread_b", range(4))
 @pytest.mark.parametrize("thread_a", range(2))
 def test_scales_come_from_the_selected_lanes(execute, thread_a, thread_b, arithmetic):
-    """PTX ISA 9.7.14.3: which lane and byte scales row m and column n. Every other byte is NaN, so that reading it shows."""
+    """PTX ISA 9.7.14.3: which lane and byte scales row m and column n. Every other byte is NaN, so that a wrong read
+    shows."""
     form = scaled("e4m3", "e4m3")
     byte_a, byte_b = (thread_a + thread_b) % 4, (3 - thread_b + thread_a) % 4
     words = np.full((2, 32, 4), 0xFF, np.uint8)
@@ -379,7 +381,7 @@ def test_scales_come_from_the_selected_lanes(execute, thread_a, thread_b, arithm
 @pytest.mark.parametrize("thread_b", range(4))
 @pytest.mark.parametrize("thread_a", range(2))
 def test_packed_scales_come_from_the_selected_lanes(execute, thread_a, thread_b, form, byte_a, byte_b, arithmetic):
-    """The same with several scales a row, in the order of the bytes. B has ones in one block of k at a time."""
+    """The same with several scales per row, in byte order. B has ones in one block of k at a time."""
     size = form.depth // form.blocks
     bias, nan = (127, 0xFF) if form.scale_type == "ue8m0" else (7, 0x7F)
 
@@ -424,7 +426,8 @@ def scale_parts(form, code):
 
 
 def scaled_sums(form, a, b, scales):
-    """Per block of k: the exact sum of its products, and the significands and exponents of its two scales."""
+    """For each block of k the exact sum of its products, and the product of its two scales as (significand,
+    exponent)."""
     size = form.depth // form.blocks
     for block, (code_a, code_b) in enumerate(scales):
         here = slice(block * size, (block + 1) * size)
@@ -437,7 +440,7 @@ def exact_reference(form, a, b, c, scales):
     total = value(form.accumulator, c) + sum(
         products * factor * power(exponent) for products, factor, exponent in scaled_sums(form, a, b, scales)
     )
-    nearest = float(total)  # Python rounds a fraction to float64 correctly, to nearest even
+    nearest = float(total)  # Python rounds a Fraction to float64 to nearest even
     with np.errstate(over="ignore"):
         if form.accumulator == "f16":
             return int(np.float64(nearest).astype(np.float16).view(np.uint16))
@@ -445,7 +448,8 @@ def exact_reference(form, a, b, c, scales):
 
 
 def packed_hardware_reference(form, a, b, c, scales):
-    """Groups of 16 products, exact; alignment to the largest exponent of scales and C, truncation at 35 fractional bits."""
+    """Exact sums of 16 products; alignment to the largest exponent of scales and C; truncation at 35 fractional
+    bits."""
     significand, exponent = parts("f32", c)
     terms = [(significand, exponent if significand else -126)]
     for group in range(4):
@@ -459,7 +463,7 @@ def packed_hardware_reference(form, a, b, c, scales):
 
 
 def hardware_reference(form, a, b, c, scales):
-    """Alignment to the largest exponent, truncation at 25 fractional bits, exact sum, truncation to D (RNE for f16)."""
+    """Alignment to the largest exponent; truncation at 25 fractional bits; exact sum; truncation to D (RNE for f16)."""
     if form.width == 8:
         return packed_hardware_reference(form, a, b, c, scales)
     scale = sum(scale_parts(form, code)[1] for code in scales[0])
@@ -474,7 +478,7 @@ def hardware_reference(form, a, b, c, scales):
 
 
 def truncated(number, name):
-    """Bits of a fraction cut off to f32, or rounded to f16."""
+    """Bits of a fraction truncated to f32, or rounded to f16."""
     exponent_bits, mantissa_bits, bias, _ = FORMATS[name]
     magnitude = abs(number)
     if not number:
@@ -482,7 +486,7 @@ def truncated(number, name):
     exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
     exponent = max(exponent - (magnitude < power(exponent)), 1 - bias)
     steps = magnitude / power(exponent - mantissa_bits)
-    steps = round(steps) if name == "f16" else int(steps)  # round() is to even
+    steps = round(steps) if name == "f16" else int(steps)  # round() rounds to even
     if steps == 2 << mantissa_bits:
         steps, exponent = steps // 2, exponent + 1
     if exponent > bias:
@@ -502,7 +506,7 @@ def finite_codes(name):
 
 
 def narrow(generator, name, shape):
-    """Codes of a type, of magnitudes around one."""
+    """Codes of a type with magnitudes around one."""
     exponent_bits, mantissa_bits, bias, _ = FORMATS[name]
     if name in ("f32", "bf16", "f16", "tf32"):
         numbers = generator.standard_normal(shape).astype(np.float32)
@@ -513,7 +517,7 @@ def narrow(generator, name, shape):
 
 
 def tiles(form, generator, kind):
-    """Codes of A, B, C and scale exponents for two warps."""
+    """Codes of A, B and C, and scale exponents, for two warps."""
     shape_a, shape_b, shape_c = (2, 16, form.depth), (2, form.depth, 8), (2, 16, 8)
     a, b, c = (
         narrow(generator, form.a, shape_a),
@@ -523,7 +527,7 @@ def tiles(form, generator, kind):
     scales = generator.integers(
         *((120, 134) if form.scale_type == "ue8m0" else (0x28, 0x48)), (2, 2, 32, 4), dtype=np.uint8
     )
-    if kind == "wide":  # any finite code, subnormals and zeros too
+    if kind == "wide":  # any finite code, including subnormals and zeros
         a, b = generator.choice(finite_codes(form.a), shape_a), generator.choice(finite_codes(form.b), shape_b)
         if form.accumulator == "f32":
             c = np.where(
@@ -533,16 +537,16 @@ def tiles(form, generator, kind):
             ).astype(np.int64)
         scales = generator.integers(0, 255, (2, 2, 32, 4), dtype=np.uint8)
         scales[scales == 0x7F] = 0 if form.scale_type == "ue4m3" else 0x7F
-    if kind == "cancelling":  # the second half of the products takes the first away, but for one small term
+    if kind == "cancelling":  # the second half of the products cancels the first, except for one small term
         half = form.depth // 2
         a[..., half:] = a[..., :half]
         b[:, half:] = b[:, :half] ^ (1 << sum(FORMATS[form.b][:2]))
         a[..., -1] = finite_codes(form.a)[1]
         c[:] = generator.choice([0, 1, 0x80000001 if form.accumulator == "f32" else 0x8001], shape_c)
-    if kind == "far apart":  # C or one product far above the rest
+    if kind == "far apart":  # C or one product is far larger than the rest
         shift = {"f32": 23, "f16": 10}[form.accumulator]
         c = (c & ~(0xFF << 23)) | (generator.integers(100, 160, shape_c) << shift) if form.accumulator == "f32" else c
-    if kind == "tied":  # sums half way between two f32
+    if kind == "tied":  # sums halfway between two f32
         one = code_of(form.a, 1)
         a[:], b[:] = 0, 0
         a[..., 0], b[:, 0] = one, code_of(form.b, 1)
@@ -634,7 +638,7 @@ def test_infinities(execute, arithmetic):
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 def test_a_nan_scale_poisons_its_row_or_column(execute, arithmetic):
-    """Even where every element is zero."""
+    """Also if every element is zero."""
     form = scaled("e2m1", "e4m3")
     scales = np.full((2, 32, 4), 127, np.uint8)
     scales[0, 4 * 5 + 1, 0] = 0xFF  # row 13
@@ -656,7 +660,7 @@ def test_a_nan_scale_poisons_its_row_or_column(execute, arithmetic):
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize("form", [MXF4, NVF4], ids=repr)
 def test_a_nan_scale_of_any_block_poisons(execute, form, arithmetic):
-    """A sign bit on a ue4m3 scale does nothing, on its NaN neither. Zero and the smallest scale are numbers."""
+    """On a ue4m3 scale, NaN or not, the sign bit has no effect. Zero and the smallest scale are numbers."""
     nan, unit = (0xFF, 127) if form is MXF4 else (0x7F, 0x38)
     scales = np.full((2, 32, 4), unit, np.uint8)
     scales[0, 4 * 5 + 1, form.blocks - 1] = nan  # row 13
@@ -695,7 +699,7 @@ def test_infinities_of_c_pass_a_packed_mma(execute, form, arithmetic):
 
 
 def test_far_apart_blocks_are_summed_exactly(execute):
-    """Under float64 arithmetic: 2^100 + 2^-100 - 2^100 leaves the small block, as one rounding of the exact sum does."""
+    """Under float64 arithmetic 2^100 + 2^-100 - 2^100 gives 2^-100, as the exact sum rounded once does."""
     scales = np.full((2, 32, 4), 127, np.uint8)
     scales[0, :, 0], scales[0, :, 1] = 227, 27
     a, b, c = (
@@ -728,14 +732,14 @@ def test_nan_of_e4m3_and_of_f16_accumulators(execute, arithmetic):
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize("form", [F16_F16, F16_F16_K8, E5M2_F16], ids=repr)
 def test_a_negative_sum_that_underflows_f16_is_positive_zero(execute, form, arithmetic):
-    """-2^-14 times 2^-14, as an H200 gives it; the smallest sum that does not underflow keeps its sign."""
+    """-2^-14 times 2^-14, as on an H200; the smallest sum that does not underflow keeps its sign."""
     a, b, c = (
         np.zeros((1, 16, form.depth), np.int64),
         np.zeros((1, form.depth, 8), np.int64),
         np.zeros((1, 16, 8), np.int64),
     )
     sign = 1 << sum(FORMATS[form.a][:2])
-    tiny = {"f16": (2.0**-14, 2.0**-14), "e5m2": (2.0**-16, 2.0**-9)}[form.a]  # e4m3 begins at 2^-9
+    tiny = {"f16": (2.0**-14, 2.0**-14), "e5m2": (2.0**-16, 2.0**-9)}[form.a]  # e4m3's smallest value is 2^-9
     a[0, :, 0], b[0, 0] = code_of_tiny(form.a, tiny[0]) | sign, code_of_tiny(form.b, tiny[1])
     assert (form.run(execute, a, b, c, arithmetic) == 0).all()
     a[0, :, 0] = code_of(form.a, 1) | sign
@@ -744,14 +748,14 @@ def test_a_negative_sum_that_underflows_f16_is_positive_zero(execute, form, arit
 
 
 def code_of_tiny(name, number):
-    """The code of a positive number, subnormal or not."""
+    """The code of a positive number, possibly subnormal."""
     return next(code for code in finite_codes(name).tolist() if value(name, code) == Fraction(number))
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize("form", [BF16, BF16_K8, TF32, TF32_K4], ids=repr)
 def test_a_product_with_a_zero_does_not_align_a_sum(execute, form, arithmetic):
-    """0 times 2^127 beside 2^-130, which an H200 keeps (bf16, measured)."""
+    """0 times 2^127 plus 2^-130, which an H200 preserves (bf16, measured)."""
     a, b, c = (
         np.zeros((1, 16, form.depth), np.int64),
         np.zeros((1, form.depth, 8), np.int64),
@@ -784,7 +788,7 @@ def test_the_lower_bits_of_tf32_are_ignored(execute, arithmetic):
 @pytest.mark.parametrize("depth", [32, 16])
 @pytest.mark.parametrize("a_type, b_type", [("s8", "s8"), ("u8", "u8"), ("s8", "u8"), ("u8", "s8")])
 def test_bytes(execute, rng, a_type, b_type, depth, saturates):
-    """Against integers of Python: any bytes, and the largest, on accumulators at both ends."""
+    """Against Python integers: random and largest bytes, with accumulators at both ends of the range."""
     warps = 4
     a, b = rng.integers(0, 256, (warps, 16, depth)), rng.integers(0, 256, (warps, depth, 8))
     a[1], b[1] = 0x80 if a_type == "s8" else 0xFF, 0x80 if b_type == "s8" else 0xFF
@@ -825,7 +829,7 @@ def test_bytes(execute, rng, a_type, b_type, depth, saturates):
 
 
 def test_doubles(execute, rng):
-    """m8n8k4: a chain of multiply-adds from C on, in the order of k, each rounded once; against fractions."""
+    """m8n8k4, against fractions: a chain of multiply-adds starting at C, in the order of k, each rounded once."""
     warps = 3
     a, b = rng.standard_normal((warps, 8, 4)), rng.standard_normal((warps, 4, 8))
     a *= np.exp2(rng.integers(-30, 30, a.shape))

@@ -1,4 +1,4 @@
-"""Where time goes: every instruction that ran is there, with its line, and the sums agree."""
+"""The profile lists every executed instruction with its line, and the sums agree."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_command():
 
 
 def test_tables_of_conflicts_and_coverage(monkeypatch):
-    for name in ("_opened", "_kept", "_defaults"):  # an emulator that no other test used
+    for name in ("_opened", "_kept", "_defaults"):  # an emulator that no other test has used
         monkeypatch.setattr(selection, name, type(getattr(selection, name))())
     done = CliRunner().invoke(main, ["--coverage", "--bank-conflicts", "check", "transpose_tiled"])
     assert done.exit_code == 0
@@ -66,7 +66,7 @@ def test_tables_of_conflicts_and_coverage(monkeypatch):
 
 
 def test_counts_of_texts_of_one_name():
-    """Loads of one text are added up, another text of the same name has a key of its own."""
+    """Counts of repeated loads of one text add up; another text of the same name gets its own key."""
     body = "shl.b32 %r1, %r0, 3; mov.u32 %r2, box; add.u32 %r1, %r1, %r2; st.shared.u32 [%r1], %r0; {} st.global.u32 [%rd0], %r0;"
     emulator = Emulator(bank_conflicts=True)
     texts = [program(body.format(more), before=".shared .b8 box[256];") for more in ("", "", "mov.u32 %r3, 1;")]

@@ -1,4 +1,4 @@
-"""How far a launch says it is: in a batch by its loops, in later ones by instructions; with a clock that the test turns."""
+"""Progress of a launch: within the first batch by its loops, in later ones by instructions; with a simulated clock."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from ptxrt.emulator import Emulator, progress
 
 
 class Clock:
-    """A second for every `steps` looks at the time."""
+    """A clock that advances by 1 / `steps` seconds at each reading."""
 
     def __init__(self, steps):
         self.now, self.tick = 0.0, 1 / steps
@@ -20,7 +20,7 @@ class Clock:
 
 @pytest.fixture
 def shares(monkeypatch):
-    """shares(text, ...) launches and returns what the listener heard: (share, seconds left), and the clock at the end."""
+    """shares(text, ...) launches and returns the listener's reports, (share, seconds left), and the final time."""
 
     def run(text, *arguments, steps=20, **facts):
         heard, clock = [], Clock(steps)
@@ -53,7 +53,7 @@ def test_batches_are_counted():
 
 @pytest.mark.parametrize("bound", ["3000", "%r9"])
 def test_one_batch_tells_by_its_loop(shares, bound):
-    """A loop of 3000 trips: shares rise all the way, and those of the second half are near the truth."""
+    """A loop of 3000 trips: shares increase throughout, and in the second half the estimates are accurate."""
     body = f"ld.global.u32 %r9, [%rd0]; mov.u32 %r5, 0; {loop(bound)} st.global.u64 [%rd0], %rd1;"
     heard, end = shares(program(body), np.full(32, 3000, np.uint64))
     share = [share for share, _ in heard]
@@ -63,7 +63,7 @@ def test_one_batch_tells_by_its_loop(shares, bound):
 
 
 def test_the_outermost_loop_decides(shares):
-    """Thirty turns around an inner loop that runs down each time."""
+    """Thirty trips around an inner loop that restarts each time."""
     inner = loop(100, name="inner", counter="%r2")
     heard, end = shares(
         program(f"mov.u32 %r5, 0; {loop(30, inner)} st.global.u64 [%rd0], %rd1;"), np.zeros(32, np.uint64), steps=2
@@ -73,7 +73,7 @@ def test_the_outermost_loop_decides(shares):
 
 
 def test_threads_with_different_counts(shares):
-    """The thread that goes on longest counts."""
+    """The thread with the most trips determines the share."""
     heard, end = shares(
         program(
             f"mul.lo.u32 %r9, %r0, 100; add.u32 %r9, %r9, 1; mov.u32 %r5, 0; {loop('%r9')} st.global.u64 [%rd0], %rd1;"
@@ -84,7 +84,7 @@ def test_threads_with_different_counts(shares):
 
 
 def test_later_batches_are_measured_by_the_first(shares):
-    """A loop that no comparison of integers ends: nothing is said in the first of four batches, then shares of each."""
+    """A loop ended by a float comparison: the first of four batches gives no reports, later ones give shares."""
     body = "mov.f32 %f1, 0f00000000; top: add.f32 %f1, %f1, 0f3F800000; setp.lt.f32 %p1, %f1, 0f45BB8000; @%p1 bra top; st.global.u64 [%rd0], %rd1;"
     heard, _ = shares(program(body), np.zeros(32, np.uint64), grid=4, lanes=32, steps=30)
     share = [share for share, _ in heard]
@@ -99,9 +99,9 @@ def test_short_launches_and_those_without_listeners_are_left_alone(shares, monke
 
 
 def test_loops_that_tell_nothing_do_no_harm(shares):
-    """The end of this loop compares two values that never change; one in its middle leaves it."""
+    """The loop's final branch compares values that never change; another branch in its middle leaves it."""
     body = """mov.u32 %r9, %ntid.x; mov.u32 %r5, 0;
     top: add.u32 %r5, %r5, 1; setp.ge.u32 %p2, %r5, 3000; @%p2 bra done; setp.ne.s32 %p1, %r9, 0; @%p1 bra top;
     done: st.global.u64 [%rd0], %rd1;"""
     heard, end = shares(program(body), np.zeros(32, np.uint64))
-    assert heard == [] and end > 1  # the loops were looked at
+    assert heard == [] and end > 1  # the clock was read: the loops were monitored

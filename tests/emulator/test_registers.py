@@ -1,4 +1,4 @@
-"""Registers that warps give and take (PTX ISA 9.7.19.5): 384 threads start with 168 each where .maxntid says 384."""
+"""Registers that warps release and acquire (PTX ISA 9.7.19.5): with .maxntid 384, 384 threads start with 168 each."""
 
 import pytest
 
@@ -48,8 +48,8 @@ GIVES = "setmaxnreg.dec.sync.aligned.u32 {};"
 def test_warps_take_what_others_gave():
     """168 x 3 = 24 + 2 x 240."""
     run_registers(CONSUMER.format(240, GIVES.format(24)))
-    run_registers(CONSUMER.format(240, "ret;"))  # an exit gives everything back
-    run_registers(CONSUMER.format(256, ""), directive="")  # ignored where the registers at entry are not known
+    run_registers(CONSUMER.format(240, "ret;"))  # an exit releases all registers
+    run_registers(CONSUMER.format(256, ""), directive="")  # no effect if the registers at entry are unknown
 
 
 @pytest.mark.parametrize(

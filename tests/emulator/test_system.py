@@ -1,4 +1,4 @@
-"""Functions of the driver: printf and assert; and what cooperative groups ask the driver for (tests/data/system.cu)."""
+"""Functions of the driver: printf and assert, and those that cooperative groups need (tests/data/system.cu)."""
 
 import ctypes
 import ctypes.util
@@ -15,7 +15,7 @@ from ptxrt.errors import EmulatorFault
 
 
 class Given:
-    """The arguments of a call, without a machine: whatever is asked for comes from a list."""
+    """The arguments of a call without a machine: every read takes the next value of a list."""
 
     def __init__(self, *values):
         self.values = list(values)
@@ -42,7 +42,7 @@ def printed_by_c(format, *arguments):
     not ctypes.util.find_library("c") or not hasattr(ctypes.CDLL(None), "snprintf"), reason="no C library here"
 )
 class TestAgainstC:
-    """Every conversion with flags, widths and precisions prints what the C library prints."""
+    """Every conversion, with flags, widths and precisions, prints what the C library prints."""
 
     def test_integers(self):
         for format in FORMATS:
@@ -121,7 +121,7 @@ def test_what_a_kernel_prints_before_a_fault_appears():
 
 @pytest.mark.parametrize("address, count", [("word", 0), ("0", -1)])
 def test_the_result_is_the_number_of_arguments(address, count):
-    """A null format prints nothing; threads whose guard does not hold neither."""
+    """A null format prints nothing, nor do threads whose guard is false."""
     printed = []
     declared = ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n.global .align 1 .b8 word[3] = {120, 10, 0};"
     body = f"""mov.u64 %rd2, {address}; mov.u32 %r5, 77; setp.ge.u32 %p1, %r0, 2;
@@ -184,7 +184,7 @@ def test_tiles():
 
 
 def test_tiles_of_two_warps():
-    """They synchronize by a word of the shared memory that the driver keeps."""
+    """They synchronize through a word of the driver's reserved shared memory."""
     x, out = np.arange(128, dtype=np.int32), np.zeros(128, np.int32)
     launch(text("system.ptx"), "wide_tiles", x, out, block=128)
     group = np.arange(128) // 64

@@ -1,4 +1,4 @@
-"""Texts that are damaged, hostile or too large, and those of which only a part can run."""
+"""Damaged, hostile and oversized texts, and texts of which only a part can run."""
 
 import random
 
@@ -17,13 +17,13 @@ ENTRY = ".visible .entry k() { ret; }\n"
 
 
 def body(text, before=""):
-    """An entry around a body, whose first line is the sixth behind `before`."""
+    """An entry around a body whose first line is the sixth after `before`."""
     registers = ".reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<9>;"
     return f"{HEAD}{before}.visible .entry k(.param .u64 out)\n{{ {registers}\n{text}\nret; }}\n"
 
 
 def test_mutants():
-    """A thousand damaged texts: an error of this package, with its line, or none."""
+    """A thousand damaged texts: each runs or raises an error of this package; syntax errors name their line."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     came = texts.run(seed, 1000)
@@ -79,7 +79,7 @@ def test_a_literal_beyond_f32_is_infinite():
 
 
 def chain(length, calls=1):
-    """Functions f0 .. f(length - 1), each of which calls the one before it `calls` times."""
+    """Functions f0 .. f(length - 1); each calls the previous one `calls` times."""
     return "".join(f".func f{i}() {{ {f'call f{i - 1};' * calls if i else ''} ret; }}\n" for i in range(length))
 
 
@@ -94,7 +94,7 @@ def test_chains_of_calls():
 
 
 def test_instructions_that_are_inlined():
-    """A kilobyte of text with 2 ** 26 instructions is refused when it is loaded."""
+    """A kilobyte of text that inlines to 2 ** 26 instructions is refused at load time."""
     text = body("call f25;", chain(26, calls=2))
     assert len(text) < 1400
     with pytest.raises(
@@ -172,7 +172,7 @@ def test_a_time_limit_is_a_number_of_seconds(timeout):
         ptxrt.using("emulator", timeout=timeout)
 
 
-# Texts of which a part can run
+# Texts of which only a part can run
 
 TWO = (
     HEAD
@@ -222,7 +222,7 @@ def test_a_missing_file(tmp_path, machine):
         ptxrt.load(tmp_path)
 
 
-# What other compilers write
+# Output of other compilers
 
 
 def test_vectors_of_one_element():

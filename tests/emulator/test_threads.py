@@ -1,4 +1,4 @@
-"""Emulators in several threads and processes: finalizers inside of launches, translations that are shared, forks."""
+"""Emulators in several threads and processes: finalizers during launches, shared translations, forks."""
 
 import gc
 import subprocess
@@ -29,7 +29,8 @@ def launch(backend, times):
 
 
 def test_a_finalizer_inside_a_translation_that_two_emulators_share(monkeypatch):
-    """One thread translates and its collection ends arrays of the other emulator, which waits for the translation."""
+    """One thread translates, and its garbage collection frees arrays of the other emulator, which waits for the
+    translation."""
     first, second = (ptxrt.using("emulator", budget=10_000 + i).backend for i in range(2))
     ptxrt.using("emulator")
     with ptxrt.using("emulator", budget=10_001):
@@ -41,7 +42,7 @@ def test_a_finalizer_inside_a_translation_that_two_emulators_share(monkeypatch):
         if threading.current_thread().name == "translates":
             inside.set()
             waiting.wait(10)
-            time.sleep(0.2)  # the other thread stands before the translation now, and holds its emulator
+            time.sleep(0.2)  # by now the other thread waits for the translation and holds its emulator
             arrays.clear()
             gc.collect()
         compile_block(translator, index, block)
@@ -71,7 +72,7 @@ def test_a_finalizer_inside_a_translation_that_two_emulators_share(monkeypatch):
 
 
 def test_a_collection_inside_a_launch_changes_nothing_of_it(monkeypatch):
-    """Arrays that die while a kernel looks for the allocation of an address stay until the launch is over."""
+    """Arrays that are freed while a kernel looks up the allocation of an address remain until the launch ends."""
     from ptxrt.emulator.memory import Access, GlobalMemory
 
     with ptxrt.using("emulator", budget=12_345) as backend:
@@ -166,7 +167,8 @@ FORK = """
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="this system has no fork")
 @pytest.mark.parametrize("busy, code", [(True, 3), (False, 2)])
 def test_a_forked_process(busy, code):
-    """The emulator is refused in the child where another thread used it; a new one can be had, and an idle one goes on."""
+    """If another thread was using the emulator, the child cannot use it but can create a new one; an idle one keeps
+    working."""
     source = textwrap.dedent(FORK.format(folder=__file__.rsplit("/", 1)[0], busy=busy))
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
     assert done.returncode == code, done

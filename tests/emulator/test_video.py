@@ -1,4 +1,4 @@
-"""SIMD video instructions alone, against the pseudo code of the PTX ISA, in Python integers."""
+"""SIMD video instructions in isolation, against the pseudocode of the PTX ISA in Python integers."""
 
 import random
 
@@ -23,7 +23,8 @@ COMPARISONS = {
 
 
 def extract(a, b, selector, bits, signed):
-    """Elements, lowest first; the selector's digits stand highest first, and count over a and then b."""
+    """Selected elements, lowest first. The selector lists digits highest first; digits index the elements of a, then of
+    b."""
     both, found = a | b << 32, []
     for digit in reversed(selector):
         value = both >> bits * int(digit) & (1 << bits) - 1
@@ -52,7 +53,7 @@ def expected(lanes, operation, types, a, b, c, *, clamp=None, add=False, mask=No
 
 
 def words(seed):
-    """(a, b, c) of 64 threads: the ends of the ranges and random ones."""
+    """(a, b, c) of 64 threads: range limits and random values."""
     source = random.Random(seed)
     edges = [0, 0xFFFFFFFF, 0x80808080, 0x7F7F7F7F, 0x80000001, 0x7FFF8000, 0x01FF00FE, 0x12345678]
     pairs = [(a, b) for a in edges for b in edges]
@@ -112,7 +113,8 @@ def test_selectors(execute, lanes, mask, of_a, of_b, add):
 
 
 def test_by_hand(execute):
-    """What CUDA's documentation says of __vabsdiffu4 and __vsadu4, which become these lines."""
+    """The results that CUDA's documentation states for __vabsdiffu4 and __vsadu4, which compile to these
+    instructions."""
     case = [(0x00FF1020, 0x01002010, 0)] * 32
     assert set(run(execute, "mov.u32 %d, 0; vabsdiff4.u32.u32.u32 %d, %a, %b, %d;", case)) == {0x01FF1010}
     assert set(run(execute, "mov.u32 %d, 0; vabsdiff4.u32.u32.u32.add %d, %a, %b, %d;", case)) == {

@@ -1,4 +1,5 @@
-"""Shuffles, votes, matches, reductions alone, against the pseudocode of PTX ISA 9.7.9.6 and 9.7.13 in plain Python."""
+"""Shuffles, votes, matches and reductions in isolation, against the pseudocode of PTX ISA 9.7.9.6 and 9.7.13 in
+Python."""
 
 import operator
 import random
@@ -59,7 +60,7 @@ def test_shuffle_by_a_constant(execute, mode, width):
 
 @pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
 def test_shuffle_by_registers(execute, mode):
-    """Distance and clamp differ from lane to lane; the upper bits of both are ignored; no predicate is asked for."""
+    """Distance and clamp differ between lanes; their upper bits are ignored; without a predicate output."""
     generator = random.Random(mode)
     a = words(2)
     b = np.array([generator.randrange(32) | 0xFFFFFF00 for _ in a], np.uint32)
@@ -72,7 +73,7 @@ def test_shuffle_by_registers(execute, mode):
 
 
 def test_halves_of_a_warp_shuffle_apart(execute):
-    """As the tiles of cooperative groups do: each half names its own lanes."""
+    """Each half names its own lanes, as tiles of cooperative groups do."""
     a = words(3, 32)
     mask = np.where(np.arange(32) < 16, 0x0000FFFF, 0xFFFF0000).astype(np.uint32)
     found = execute("shfl.sync.bfly.b32 %d, %a, 3, 4127, %m;", {"a": ("b32", a), "m": ("b32", mask)}, {"d": "b32"})["d"]
@@ -110,7 +111,7 @@ def test_a_mask_that_misses_its_own_lane_is_a_fault(execute, instruction):
     "instruction", ["shfl.sync.idx.b32 %a, %a, 0, 31, -1;", "vote.sync.ballot.b32 %a, 1, -1;", "bar.warp.sync -1;"]
 )
 def test_a_mask_that_names_an_absent_lane_is_a_fault(execute, instruction):
-    """Half of the warp has gone elsewhere and waits there for the other half."""
+    """Half of the warp waits for the other half at another instruction."""
     body = f"""
         setp.lt.u32 %p, %a, 16;
         @%p bra low;
@@ -132,7 +133,7 @@ VOTE_MASKS = [ALL, 0x0000FFFF, 0x80000001]
 
 
 def restricted(instruction, mask):
-    """`instruction` on the lanes of `mask` only."""
+    """`instruction` executed by the lanes of `mask` alone."""
     return f"""
         mov.u32 %word, %laneid;
         shr.u32 %word, {mask}, %word;

@@ -1,5 +1,5 @@
-"""python -m tests.fuzz [KIND...] [--calls N] [--minutes M] [--seed S] [--machine NAME] [--process I/N] [--report
-FILE]"""
+"""Command line: python -m tests.fuzz [KIND...] [--calls N] [--minutes M] [--seed S] [--machine NAME] [--process I/N]
+[--report FILE]"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of `attention`: every pair of formats with every option, on arrays, operands and device arrays; NaN and
+"""Calls of `attention`: every pair of formats with every option, on arrays, operands and device arrays, with NaN and
 infinities anywhere."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PAIRS = [
 ]
 IN_KERNEL = ("mxfp4", "bf16", "in_kernel")
 SPOILS = ["np.nan", "np.nan", "np.inf", "-np.inf", "3e38", "-3e38", "1e-40", "65504", "0.0"]
-# Code that makes a right call wrong, and what it needs of the recipe.
+# Code that makes a right call wrong.
 WRONG = [
     "call['scale'] = float('nan')",
     "call['scale'] = 'fast'",
@@ -107,7 +107,7 @@ OPTIONS += ["return_lse", "normalize", "layout", "out_dtype", "out", "stream", "
 
 
 def draw(rng: random.Random) -> dict:
-    """A recipe of a small call."""
+    """Draw a recipe of a small call."""
     formats = IN_KERNEL if rng.random() < 0.05 else (*rng.choice(PAIRS), None)
     qk, pv, quantize = formats
     blocks = qk in BLOCK_FORMATS and quantize is None
@@ -190,7 +190,7 @@ def program(recipe: dict) -> str:
         lines.append(f"{name} = (rng.standard_normal({shape}, dtype=np.float32){factor}).astype({dtype})")
     call = dict(qk=qk, pv=pv)
     if at("usual") and qk == pv == ("f16" if recipe["dtype"] == "float16" else "bf16"):
-        call = {}  # what is left out
+        call = {}  # rely on the defaults
     if quantize:
         call["quantize"] = quantize
     names = (
@@ -264,14 +264,14 @@ def program(recipe: dict) -> str:
 
 
 def _dims(qk: str, pv: str, dim: int, dim_v: int) -> tuple[int, int]:
-    """The smallest compiled head dimensions of k and v that hold these."""
-    wide = "fp4" in qk or "fp4" in pv  # tiles of 4-bit codes have whole 64 columns
+    """The smallest compiled (D, Dv) with D >= dim and Dv >= dim_v."""
+    wide = "fp4" in qk or "fp4" in pv  # tiles of 4-bit codes have a multiple of 64 columns
     there = [(n, n) for n in ((64, 128, 192, 256) if wide else (32, 64, 96, 128, 192, 256))] + [(192, 128)]
     return min((pair for pair in there if pair[0] >= dim and pair[1] >= dim_v), key=lambda pair: pair[0] * pair[1])
 
 
 def check(names: dict) -> None:
-    """The results of a call are within the bounds of `exact`."""
+    """Check that the results of a call are within the bounds of `exact`."""
     if names.get("odd"):
         return
     call, arrays = names["call"], [names[name] for name in "qkv"]
@@ -297,7 +297,7 @@ def check(names: dict) -> None:
 
 
 def reference(arrays, call: dict, out_dtype: str) -> exact.Exact:
-    """What a call should give, in float64."""
+    """The expected result of a call, in float64."""
     usual = "f16" if all(getattr(x, "dtype", None) == np.float16 for x in arrays) else "bf16"
     qk, pv, quantize = call.get("qk", usual), call.get("pv", usual), call.get("quantize")
     turned = call.get("layout") == "bshd"
@@ -346,14 +346,15 @@ def _dtype(format: str):
 
 
 def _products(q, k, group: int, scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scaled scores [B, H, Sq, Sk], the sums of their terms' magnitudes, and these before the scale."""
+    """Scaled scores [B, H, Sq, Sk], the sums of the magnitudes of their terms, and these sums before scaling."""
     q, k = np.float64(q), np.repeat(np.float64(k), group, axis=1).swapaxes(-1, -2)
     reach = np.abs(q) @ np.abs(k)
     return q @ k * scale, reach * abs(scale), reach
 
 
 def _block_scores(q, k, v, call: dict, scale: float):
-    """Scores as kernels on operands make them: the mean of keys meets queries as they were given, where they were."""
+    """Scores as kernels on operands compute them: the mean of the keys is multiplied with unquantized queries if the
+    call has these."""
     ends = dict(cu_seqlens=call.get("cu_seqlens_k"), key_lengths=call.get("key_lengths"))
     smooth_k = call.get("smooth_k", "auto")
     given = q
@@ -372,9 +373,9 @@ def _block_scores(q, k, v, call: dict, scale: float):
     codes_of_k = _without_mean(k)
     scores, sizes, reach = _products(_without_mean(q), codes_of_k, group, scale)
     levels = [float(np.asarray(x.global_scale)) for x in (q, k) if x.global_scale is not None]
-    if len(levels) == 2 and abs(scale) * levels[0] * levels[1] > 2e38:  # with log2(e) beyond float32
+    if len(levels) == 2 and abs(scale) * levels[0] * levels[1] > 2e38:  # their product with log2(e) overflows float32
         reach = np.full_like(reach, np.inf)
-    if q.mean is not None:  # the means are rounded to two bfloat16, within 2^-17
+    if q.mean is not None:  # the kernel splits means into two bfloat16, exact within 2^-17
         more, their_sizes, their_reach = _products(q.mean_of_rows(), codes_of_k, group, scale)
         scores, sizes, reach = scores + more, sizes + 8 * their_sizes, reach + their_reach
     shift = np.zeros(scores.shape[:-1])
@@ -382,14 +383,15 @@ def _block_scores(q, k, v, call: dict, scale: float):
         more, their_sizes, their_reach = _products(given, np.float32(k.mean_of_rows()), group, scale)
         scores, sizes, reach = scores + more, sizes + their_sizes, reach + their_reach
         shift = np.abs(more).max(axis=-1, initial=0.0)
-    # The magnitudes of smoothed NVFP4 keys count twice, and must be float32 numbers then (docs/numerics.md, Operands).
+    # The magnitudes of smoothed NVFP4 keys count twice, and twice their value must be a float32 number
+    # (docs/numerics.md, Operands).
     if call["qk"] == "nvfp4" and any(np.nanmax(np.abs(x), initial=0) > 2.0**120 for x in (given, np.asarray(k))):
         shift = np.full_like(shift, np.inf)
     return scores, sizes, reach, np.asarray(v), shift
 
 
 def _without_mean(x) -> np.ndarray:
-    """What codes and scales alone hold."""
+    """The values of codes and scales alone."""
     if x.mean is None:
         return np.asarray(x)
     arrays = {

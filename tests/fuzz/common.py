@@ -1,10 +1,10 @@
-"""What several kinds of calls draw: formats, values that no declaration expects, arrays of odd places."""
+"""Shared by several kinds of calls: formats, values that no parameter accepts, random array contents."""
 
 from __future__ import annotations
 
 import random
 
-# In code, so that programs show them.
+# As code, so that printed programs show them.
 ODD = [
     "None",
     "True",
@@ -45,18 +45,19 @@ DTYPES = {"float32": "np.float32", "float16": "np.float16", "bfloat16": "ml_dtyp
 
 
 def shares(rng: random.Random, wrong: float = 0.2, odd: float = 0.1) -> str:
-    """Whether a call should be "right", "wrong", or "odd"."""
+    """Choose whether a call is "right", "wrong", or "odd"."""
     return rng.choices(["right", "wrong", "odd"], [1 - wrong - odd, wrong, odd])[0]
 
 
 def maybe(rng: random.Random, recipe: dict, chance: float, **values) -> None:
-    """Put values into a recipe, sometimes."""
+    """Add values to a recipe with a probability of `chance`."""
     if rng.random() < chance:
         recipe.update(values)
 
 
 def values_of(recipe: dict, name: str, shape: tuple[int, ...], dtype: str) -> list[str]:
-    """Code that makes an array of normal numbers, sometimes of all sizes, with single values put in."""
+    """Code that makes an array of normal numbers, with magnitudes over the recipe's `spread` and its `spoils` at single
+    places."""
     lines = [f"{name} = rng.standard_normal({shape}, dtype=np.float32)"]
     if "spread" in recipe:
         low, high = recipe["spread"]
@@ -68,7 +69,7 @@ def values_of(recipe: dict, name: str, shape: tuple[int, ...], dtype: str) -> li
 
 
 def draw_values(rng: random.Random, recipe: dict) -> None:
-    """What `values_of` looks at."""
+    """Draw the values of a recipe that `values_of` reads."""
     maybe(
         rng,
         recipe,

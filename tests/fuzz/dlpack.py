@@ -1,4 +1,5 @@
-"""Arrays from and for other libraries: DLPack both ways, `__cuda_array_interface__`, and objects that only pretend."""
+"""Exchange of arrays with other libraries: DLPack in both directions, `__cuda_array_interface__`, and broken
+implementations of both."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ FIELDS = {
     "stream": ["'x'", "-4"],
     "mask": ["host"],
 }
-# What stands behind `__dlpack__` and `__dlpack_device__` of an object that pretends.
+# What the `__dlpack__` and `__dlpack_device__` of a broken implementation return or raise.
 ANSWERS = [
     "None",
     "1",
@@ -58,7 +59,7 @@ class Pretender:
 
 
 def draw(rng: random.Random) -> dict:
-    """A recipe of one exchange."""
+    """Draw a recipe of one exchange."""
     recipe = dict(shape=[rng.choice([1, 2, 3, 5]) for _ in range(rng.choice([0, 1, 2, 3]))], dtype=rng.choice(DTYPES))
     recipe["way"] = rng.choice(["in", "out", "through", "old", "copy", "taken", "interface"])
     maybe(rng, recipe, 0.3, cut=rng.choice(["[::-1]", "[::2]", ".T", "[..., :0]", "[1:]"]))
@@ -100,7 +101,8 @@ def draw(rng: random.Random) -> dict:
 
 
 def refused(call) -> None:
-    """Run a call of the protocol, whose specification has BufferError for what cannot be given."""
+    """Run a call of the protocol. Its errors may be BufferError, which DLPack specifies for arrays that cannot be
+    exported, TypeError or ValueError; raise ArgumentError in their place."""
     try:
         call()
     except (BufferError, TypeError, ValueError) as error:
@@ -114,9 +116,7 @@ def program(recipe: dict) -> str:
     lines = [f"host = (np.arange({int(np.prod(shape))}) % 100).astype({dtype}).reshape({shape}){cut}"]
     lines += ["host.flags.writeable = False"] if recipe.get("read_only") else []
     way = recipe["way"]
-    if (
-        way == "in"
-    ):  # what NumPy shows of itself, by an object that is nothing else; NumPy gives only what is writeable and plain
+    if way == "in":  # an object with DLPack alone; NumPy exports only writeable arrays of plain dtypes
         lines.append("class Lender:")
         lines.append("    def __dlpack__(self, **named): return np.asarray(host).__dlpack__(**named)")
         lines.append("    def __dlpack_device__(self): return (1, 0)")
@@ -137,7 +137,7 @@ def program(recipe: dict) -> str:
 
 
 def given(x, way: str):
-    """An array as NumPy takes it by DLPack, from host memory; then back to the device where it goes `through`."""
+    """An array as NumPy imports it by DLPack from host memory; with `through`, after a copy to the device and back."""
 
     class Giver:
         def __dlpack_device__(self):
@@ -152,7 +152,7 @@ def given(x, way: str):
 
 
 def check(names: dict) -> None:
-    """Every array holds the bytes of the first."""
+    """Check that every array holds the bytes of the first."""
     host, x = names["host"], names["x"]
     assert x.shape == host.shape and x.dtype == host.dtype, f"{x!r} from {host.dtype} {host.shape}"
     assert x.to_numpy().tobytes() == host.tobytes(), "other bytes came in"

@@ -1,8 +1,8 @@
-"""Random calls as programs: drawn from a seed, run, checked, made smaller where they fail, and printed as code.
+"""Random calls as programs: drawn from a seed, run, checked, reduced if they fail, and printed as code.
 
-A recipe that has `wrong` is of a call that must be refused. One that has `odd` may be refused or be right. All others
-must be right. A refusal is a PtxError with a message that says something; after it every name in `kept` holds what it
-held before.
+A recipe with `wrong` is a call that must be refused. A recipe with `odd` may be refused or give a right result. All
+others must give a right result. A refusal is a PtxError with an informative message; after it every variable named in
+`kept` is unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import ptxrt
 from ptxrt import dlpack
 
-# What a failing call is made smaller for, at most.
+# Limits for reducing a failing call.
 REDUCING_SECONDS, REDUCING_RUNS = 60, 400
 _HEAD = "import ml_dtypes, numpy as np, ptxrt"
 
@@ -31,8 +31,8 @@ _HEAD = "import ml_dtypes, numpy as np, ptxrt"
 class Kind:
     """A kind of call.
 
-    draw: gives a recipe. program: gives a recipe's call as code. check: called with the names that the code left,
-    raises AssertionError where they are not what they should be. needed: values of a recipe that cannot be left out.
+    draw: returns a recipe. program: returns a recipe's call as code. check: takes the variables that the code left and
+    raises AssertionError if they are wrong. needed: values that a recipe must keep.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Kind:
 
 @dataclass
 class Tally:
-    """What came of the calls of one kind: how many there were of each outcome, and the programs of failures."""
+    """The results of the calls of one kind: the count of each outcome, and the programs of failures."""
 
     kind: str
     seed: int
@@ -58,14 +58,14 @@ class Tally:
 
 
 def random_of(kind: Kind, seed: int, call: int) -> random.Random:
-    """The random numbers of one call: the same in every process."""
+    """The random generator of one call: the same in every process."""
     return random.Random(f"{kind.name} {seed} {call}")
 
 
 def outcome(kind: Kind, recipe: dict) -> tuple[str, str]:
-    """("right" or "refused", "") where a call went as it should, else ("failed", why)."""
+    """("right" or "refused", "") if a call behaves as it should, else ("failed", why)."""
     names: dict[str, Any] = {"__name__": f"fuzz_{kind.name}"}
-    dlpack._sweep()  # what is in capsules that nobody took stays until the next one is given
+    dlpack._sweep()  # otherwise unconsumed capsules live until the next export
     before, refusal = ptxrt.memory_info().used, None
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -84,7 +84,7 @@ def outcome(kind: Kind, recipe: dict) -> tuple[str, str]:
         gc.collect()
         dlpack._sweep()
         ptxrt.synchronize()
-        ptxrt.trim_memory()  # what others have had is used until the card is done with it
+        ptxrt.trim_memory()  # memory lent to others counts as used until the device is done with it
         if (after := ptxrt.memory_info().used) > before:
             return (
                 "failed",
@@ -94,7 +94,7 @@ def outcome(kind: Kind, recipe: dict) -> tuple[str, str]:
 
 
 def _fault_of_refusal(recipe: dict, names: dict, error: ptxrt.PtxError) -> str:
-    """What is wrong about an error; nothing where it is what the recipe should give."""
+    """What is wrong with an error; "" if the recipe should raise it."""
     told = f"{type(error).__name__}: {error}"
     if not ("wrong" in recipe or "odd" in recipe):
         return f"a right call was refused by {told}"
@@ -107,7 +107,7 @@ def _fault_of_refusal(recipe: dict, names: dict, error: ptxrt.PtxError) -> str:
 
 
 def _fault_of_result(kind: Kind, recipe: dict, names: dict) -> str:
-    """What is wrong about the results of a call; nothing where they are right."""
+    """What is wrong with the results of a call; "" if they are right."""
     if "wrong" in recipe:
         return f"a wrong call was accepted: {recipe['wrong']}"
     try:
@@ -139,7 +139,7 @@ def printed(kind: Kind, recipe: dict, machine: str, why: str) -> str:
     return "\n".join([f"# {line}" for line in why.splitlines()[:6]] + [code, ending])
 
 
-# Making a failure smaller
+# Reducing a failure
 
 
 def reduced(kind: Kind, recipe: dict, why: str) -> tuple[dict, str]:
@@ -154,7 +154,7 @@ def reduced(kind: Kind, recipe: dict, why: str) -> tuple[dict, str]:
             runs += 1
             try:
                 result, told = outcome(kind, candidate)
-            except Exception:  # a recipe that means nothing
+            except Exception:  # the candidate is no valid recipe
                 continue
             if result == "failed" and _nature(told) == wanted:
                 recipe, why, progress = candidate, told, True
@@ -163,12 +163,12 @@ def reduced(kind: Kind, recipe: dict, why: str) -> tuple[dict, str]:
 
 
 def _nature(why: str) -> str:
-    """A failure without its numbers."""
+    """A failure message without its numbers."""
     return re.sub(r"[-+\d.,e\[\]() ]+", " ", why)[:70]
 
 
 def simpler(kind: Kind, recipe: dict) -> Iterator[dict]:
-    """Recipes with one value left out, or smaller."""
+    """Recipes with one value removed or reduced."""
     for name in recipe:
         if name not in kind.needed and name not in ("wrong", "odd", "seed"):
             yield {other: value for other, value in recipe.items() if other != name}
@@ -202,10 +202,10 @@ def run(
     seconds: float | None = None,
     most_failures: int = 5,
 ) -> Tally:
-    """Run calls of a kind on the current machine; no more once there are enough failures, or time is up."""
+    """Run calls of a kind on the current machine, until there are enough failures or time is up."""
     tally, started = Tally(kind.name, seed), time.monotonic()
     gc.collect()
-    gc.freeze()  # so that looking for what a refused call left is quick
+    gc.freeze()  # so that collecting garbage after a refused call is fast
     for call in calls:
         if (seconds is not None and time.monotonic() - started > seconds) or len(tally.failures) >= most_failures:
             break

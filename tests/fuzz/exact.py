@@ -1,7 +1,7 @@
-"""Attention in float64, written from its definition alone, and how far a result may be from it.
+"""Attention in float64, written from its definition alone, and bounds on the deviation of a result.
 
-A bound is of each element, from how the kernels round (docs/numerics.md); it holds for every input, not only on
-average.
+Each element has its own bound, derived from how the kernels round (docs/numerics.md). The bounds hold for every input,
+not only on average.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Weights:
-    """What rounding costs weights of a format at most.
+    """Bounds on the rounding error of a weight in a format.
 
     share: relative to the weight itself, half a unit in the last place. largest: relative to the largest of `run`
     neighboring keys. floor: in units of 2^m, where codes or scales are subnormal; m lies `headroom` below the largest
-    score. divides: whether the sum that outputs are divided by is of rounded weights, too.
+    score. divides: whether outputs are divided by the sum of rounded weights.
     """
 
     share: float
@@ -28,8 +28,8 @@ class Weights:
     divides: bool = True
 
 
-# e2m1 rounds by half of its widest step, 2 of 6, under a scale with which the largest weight of a block is at least 3
-# (mxfp4), or 6 by a scale that is rounded to ue4m3, by up to 1 / 16 (nvfp4).
+# e2m1 rounds by at most half of its widest step, 2 of 6. Under mxfp4's scale the largest weight of a block is at least
+# 3; under nvfp4's it is 6, with the scale rounded to ue4m3, an error of up to 1 / 16.
 WEIGHTS = {
     "bf16": Weights(2.0**-8, divides=False),
     "f16": Weights(2.0**-11, floor=2.0**-25, divides=False),
@@ -37,21 +37,21 @@ WEIGHTS = {
     "mxfp4": Weights(0.0, 1 / 3, 32, 2.0**-41),
     "nvfp4": Weights(2.0**-4, 1 / 6, 16, 6 * 2.0**-10, 11),
 }
-# Half a unit in the last place of results, and their largest value.
+# Half a unit in the last place of results, relative; and their largest value.
 OUTPUTS = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 LARGEST = {"float32": 3.4028234e38, "float16": 65504.0, "bfloat16": 3.3895314e38}
-# Scores below this count as this: the end of float32 in units of log2.
+# Lower scores are clamped to this: the end of float32 in units of log2.
 LOWEST = float(np.float32(-3.4028234663852886e38) * np.float32(np.log(2)))
 LN2 = float(np.log(2))
 
 
 @dataclass
 class Exact:
-    """Attention of [B, H] by rows, in float64: output, lse, how far each may be off, and where NaN is in order.
+    """Attention of [B, H] by rows, in float64: output, lse, bounds on the deviation of each, and where NaN is expected.
 
-    out, bound, likely: [B, H, Sq, Dv], likely is the deviation that independent errors of weights add up to; lse,
-    lse_bound: [B, H, Sq]. nan: rows that must be NaN. either: rows whose values depend on what is not stated.
-    column_nan, column_either: elements of which an infinity or a NaN in V makes no number, or may.
+    out, bound, likely: [B, H, Sq, Dv]; likely is the deviation if the errors of weights are independent. lse,
+    lse_bound: [B, H, Sq]. nan: rows that must be NaN. either: rows whose values are unspecified. column_nan: elements
+    that an infinity or a NaN in V makes non-finite. column_either: elements that it may make so.
     """
 
     out: np.ndarray
@@ -70,11 +70,11 @@ def attention(
 ) -> Exact:
     """Attention from scores [B, H, Sq, Sk], float64, before the cap, and values [B, H, Sk, Dv], heads repeated.
 
-    sizes: the sums of magnitudes that the scores were summed from, times 2^-24 what each of their roundings costs.
-    reach: the same before the scale, whose products kernels keep in float32. mask broadcasts. shift: [B, H, Sq], the
-    size of what smoothing takes from all scores of a row, beside which sinks and results are rounded. shown: bool [B,
-    H, Sq, Sk], keys that sequences and windows let a row see. spans: first and last key of each sequence in its batch,
-    in which blocks of keys are counted.
+    sizes: for each score the sum of the magnitudes of its terms; times 2^-24 it is the error of one rounding. reach:
+    the same before scaling; kernels keep those products in float32. mask broadcasts. shift: [B, H, Sq], the magnitude
+    of what smoothing subtracts from all scores of a row; it adds to the rounding error of sinks and results. shown:
+    bool [B, H, Sq, Sk], the keys that sequences and windows let a row see. spans: (batch, first key, end) of each
+    sequence; blocks of keys start at the first.
     """
     rounds = WEIGHTS[pv]
     with np.errstate(all="ignore"):
@@ -83,12 +83,13 @@ def attention(
             scores = softcap * np.tanh(scores / softcap)
             error = np.minimum(error + np.abs(scores) * 2.0**-20 + softcap * 2.0**-21, 2 * softcap)
         hidden = ~shown
-        beyond = shown & ((sizes > 1e38) | (reach > 1e38))  # products that may be infinite in float32
+        beyond = shown & ((sizes > 1e38) | (reach > 1e38))  # products that may overflow float32
         if mask is not None and mask.dtype == bool:
             hidden = hidden | ~mask
         elif mask is not None:
             mask = np.broadcast_to(np.asarray(mask, np.float64), scores.shape)
-            # A score that is no number, or no float32, under a mask of -inf: both readings are fair.
+            # A score that is NaN, infinite or beyond float32 under a mask of -inf may give NaN or a hidden key: both
+            # are right.
             doubtful = (mask == -np.inf) & (beyond | ~(scores < np.inf)) & shown
             error = error + (np.abs(scores) + np.abs(mask)) * 2.0**-22
             scores = scores + mask
@@ -141,7 +142,7 @@ def attention(
     seen = ~np.isneginf(np.where(np.isnan(scores), 0.0, scores))
     poison = ~np.isfinite(v)
     column_nan = (seen.astype(np.float64) @ poison.astype(np.float64)) > 0
-    # Sums of weights times V overflow before they are divided (docs/numerics.md, Edges).
+    # Sums of weights times V may overflow before the division (docs/numerics.md, Edges).
     with np.errstate(all="ignore"):
         beyond_float32 = (
             np.abs(np.where(np.isfinite(v), v, 0.0)).sum(axis=-2, keepdims=True) * 2.0 ** (rounds.headroom + 1)
@@ -152,7 +153,7 @@ def attention(
 
 
 def _largest_of_runs(weights: np.ndarray, spans, run: int) -> np.ndarray:
-    """By key the largest weight of the run that it belongs to; runs begin with each sequence."""
+    """For each key the largest weight of its run of keys; runs start at each sequence's first key."""
     largest = np.zeros_like(weights)
     for batch, first, last in spans:
         for start in range(first, last, run):
@@ -162,7 +163,7 @@ def _largest_of_runs(weights: np.ndarray, spans, run: int) -> np.ndarray:
 
 
 def compare(exact: Exact, out, lse=None, out_dtype="float32") -> None:
-    """AssertionError that shows the worst element where a result is not within the bounds."""
+    """Raise AssertionError with the first element that is outside the bounds."""
     got = np.asarray(out).astype(np.float64)
     assert got.shape == exact.out.shape, f"shape {got.shape}, not {exact.out.shape}"
     free = exact.either[..., None] | exact.column_either

@@ -1,5 +1,4 @@
-"""Files that were damaged, and names that cannot be written: `.npz` of quantized arrays, `.npy` and `.npz` of the
-command line."""
+"""Damaged files and paths that cannot be written: `.npz` of quantized arrays, `.npy` and `.npz` of the command line."""
 
 from __future__ import annotations
 
@@ -19,12 +18,12 @@ from ptxrt.ops.quantize import quantize_reference
 
 from .engine import Kind
 
-# What a load may hold at once beyond what an undamaged file of this size needs.
+# The most bytes that an array loaded from a damaged file may have.
 _MOST_BYTES = 64 << 20
 
 
 def draw(rng: random.Random) -> dict:
-    """A recipe of a file and its damage."""
+    """Draw a recipe of a file and its damage."""
     recipe = dict(
         seed=rng.randrange(2**32),
         whole=rng.choice(["mxfp4", "nvfp4", "operand", "npy", "npz", "compressed", "bfloat16"]),
@@ -71,7 +70,7 @@ def _damage(rng: random.Random) -> list:
 
 
 def program(recipe: dict) -> str:
-    """Writing, damaging and reading one file, as code."""
+    """Writing, damaging and reading a file, as code."""
     lines = [
         "import pathlib, tempfile",
         "from tests.fuzz import files",
@@ -92,7 +91,7 @@ def program(recipe: dict) -> str:
 
 
 def written(folder: Path, whole: str, seed: int):
-    """A file of a kind, what it holds if that is a quantized array, and if it is arrays."""
+    """(path of a file of this kind, its quantized array, {name: array} if it holds plain arrays)."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((4, 64), dtype=np.float32)
     path, quantized, arrays = folder / "x.npz", None, {}
@@ -124,7 +123,7 @@ def _operand():
 
 
 def damage(path: Path, steps: list) -> None:
-    """Change the bytes of a file."""
+    """Apply the damage steps to the bytes of a file."""
     data = bytearray(path.read_bytes())
     for kind, share, value, length in steps:
         at = int(share * len(data))
@@ -148,7 +147,7 @@ def damage(path: Path, steps: list) -> None:
 
 
 def _changed_archive(data: bytearray, kind: str, share: float, value: int) -> bytearray:
-    """An archive, whole as such, one member of which is changed: its bytes, its array's header, or its name."""
+    """A valid archive with one member changed: its bytes, its array's header, or its name."""
     target = io.BytesIO()
     try:
         with (
@@ -168,13 +167,13 @@ def _changed_archive(data: bytearray, kind: str, share: float, value: int) -> by
                     else:
                         content = _changed_header(content, kind, value)
                 copy.writestr(name, content)
-    except Exception:  # damaged too much already
+    except Exception:  # too damaged to open
         return data
     return bytearray(target.getvalue())
 
 
 def _changed_header(content: bytes, kind: str, value: int) -> bytes:
-    """The bytes of an .npy file under another header."""
+    """The bytes of an .npy file with another header."""
     if content[:6] != b"\x93NUMPY" or len(content) < 12:
         return content
     (length,) = struct.unpack_from("<H", content, 8)
@@ -201,14 +200,14 @@ def _changed_header(content: bytes, kind: str, value: int) -> bytes:
 
 
 def read(path: Path, whole: str):
-    """What a file holds, read as its kind is."""
+    """Load a file with the reader of its kind."""
     if whole in ("npy", "npz", "compressed", "bfloat16"):
         return read_array(path, "x")
     return (ptxrt.Operand if whole == "operand" else ptxrt.QuantizedArray).load(path)
 
 
 def listing(folder: Path) -> dict:
-    """The names in a folder, and what is in them."""
+    """{name: checksum of a file, None of anything else} in a folder."""
     return {
         name: zlib.crc32(Path(folder, name).read_bytes()) if Path(folder, name).is_file() else None
         for name in sorted(os.listdir(folder))
@@ -216,7 +215,7 @@ def listing(folder: Path) -> dict:
 
 
 def check_listing(folder: Path, before: dict) -> None:
-    """AssertionError where a refused call left anything behind, or closed standard output."""
+    """Raise RuntimeError if a refused call changed the folder, OSError if it closed standard output."""
     os.fstat(1)
     after = listing(folder)
     if after != before:
@@ -224,8 +223,7 @@ def check_listing(folder: Path, before: dict) -> None:
 
 
 def check(names: dict) -> None:
-    """An undamaged file gives back what it was written from; a damaged one that is taken gives arrays that fit each
-    other."""
+    """An undamaged file gives back the arrays written; a damaged file that loads gives arrays that are consistent."""
     loaded = names["loaded"]
     if isinstance(loaded, (ptxrt.QuantizedArray, ptxrt.Operand)):
         values = np.asarray(loaded)
@@ -244,7 +242,7 @@ def check(names: dict) -> None:
 
 
 def peak_of(path: Path, whole: str) -> int:
-    """The bytes that reading a file allocates at most."""
+    """The peak of bytes allocated while reading a file."""
     import tracemalloc
 
     tracemalloc.start()

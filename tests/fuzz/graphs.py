@@ -1,4 +1,4 @@
-"""Graphs of random calls: recorded once, replayed on other contents, each time equal to the calls themselves."""
+"""Graphs of random calls: recorded once, replayed on other contents; each replay must equal the calls themselves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRONG = [
 
 
 def draw(rng: random.Random) -> dict:
-    """A recipe of a few calls on one array [rows, 64 n]."""
+    """Draw a recipe of a few calls on one array [rows, 64 n]."""
     recipe = dict(
         seed=rng.randrange(2**32),
         rows=rng.choice([1, 3, 8, 17]),
@@ -56,7 +56,7 @@ def draw(rng: random.Random) -> dict:
 
 
 def program(recipe: dict) -> str:
-    """The calls as code: `work` makes all results, the graph records it."""
+    """The calls as code: `work` computes all results, the graph records it."""
     shape = (recipe["rows"], 64 * recipe["blocks"])
     lines = [
         f"rng = np.random.default_rng({recipe['seed']})",
@@ -105,7 +105,7 @@ def _lines(i: int, call: str, recipe: dict) -> list[str]:
 
 
 def bytes_of(results: dict) -> list[bytes]:
-    """The contents of arrays and quantized arrays."""
+    """The bytes of arrays and quantized arrays."""
     found = []
     for result in results.values():
         arrays = result.arrays.values() if hasattr(result, "arrays") else [result]
@@ -114,7 +114,7 @@ def bytes_of(results: dict) -> list[bytes]:
 
 
 def check(names: dict) -> None:
-    """Every replay gave what the calls give."""
+    """Check that every replay equals the calls."""
     for i, (got, want) in enumerate(names["pairs"]):
         assert len(got) == len(want), f"{len(got)} arrays, not {len(want)}"
         differ = [j for j, (a, b) in enumerate(zip(got, want)) if a != b]

@@ -1,5 +1,4 @@
-"""Calls of `merge`: by log-sum-exps, and by maxima and sums, of a few segments; infinities and NaN in what they
-count."""
+"""Calls of `merge` on a few segments, by log-sum-exps and by maxima and sums, with infinities and NaN in these."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ WRONG = [
 
 
 def draw(rng: random.Random) -> dict:
-    """A recipe of a few segments."""
+    """Draw a recipe of a few segments."""
     rank = rng.choice([0, 1, 2, 2])
     recipe = dict(seed=rng.randrange(2**32), segments=rng.choice([1, 2, 3, 4, 5, 8, 9]), rows=rng.choice([1, 2, 7, 33]))
     recipe |= dict(front=[rng.choice([1, 2, 3]) for _ in range(rank)], cols=rng.choice([1, 2, 5, 8, 32, 33, 64, 100]))
@@ -91,7 +90,7 @@ def program(recipe: dict) -> str:
 
 
 def check(names: dict) -> None:
-    """Both results are those of float64, within rounding."""
+    """Check that both results equal float64's within rounding."""
     if names.get("odd"):
         return
     outputs = np.float64(_host(names["outputs"]))
@@ -110,7 +109,7 @@ def check(names: dict) -> None:
         want = (weights[..., None] * counted).sum(axis=0) / divisor
         size = (weights[..., None] * np.abs(counted)).sum(axis=0) / divisor
         want_lse = np.where(np.isneginf(top), -np.inf, top + np.log(total))
-    # Exponents are rounded as float32 numbers of their size are.
+    # Exponents are float32 numbers: their rounding error grows with their magnitude.
     steps = np.where(np.isfinite(top), np.abs(top), 0.0) * 2.0**-23
     unit = {"float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}[str(out.dtype)]
     bound = (
@@ -135,7 +134,7 @@ def _close(name: str, got, want, bound) -> None:
 
 
 def _host(arrays) -> np.ndarray:
-    """Segments on the host, in one array."""
+    """All segments in one host array."""
     if isinstance(arrays, list):
         return np.stack([_host(x) for x in arrays])
     return arrays.to_numpy() if hasattr(arrays, "to_numpy") else arrays

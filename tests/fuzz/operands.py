@@ -1,4 +1,4 @@
-"""Calls of `quantize_operand`, its files and its values: against `quantize`'s definition and means in float64."""
+"""Calls of `quantize_operand`, its files and values: against the definition of `quantize` and means in float64."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ WRONG = [
 
 
 def draw(rng: random.Random) -> dict:
-    """A recipe of a small operand."""
+    """Draw a recipe of a small operand."""
     role = rng.choice("qkkvv")
     format = rng.choice(FORMATS + (["bf16"] if role == "v" else []))
     recipe = dict(
@@ -115,7 +115,7 @@ def program(recipe: dict) -> str:
 
 
 def check(names: dict) -> None:
-    """Means are those of float64, values those of `quantize` of what is left, and files give back what went in."""
+    """Check means against float64, values against `quantize` of the differences, and a round trip through a file."""
     if names.get("odd"):
         return
     x, operand, options, format = names["x"], names["operand"], names["options"], names["format"]

@@ -1,5 +1,5 @@
-"""Calls of `quantize` and `dequantize`: every format, rule, axis and layout, on arrays and device arrays, with `out`
-and without."""
+"""Calls of `quantize` and `dequantize`: every format, rule, axis and layout, on arrays and device arrays, with and
+without `out`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ptxrt.ops.quantize import quantize_reference
 from .common import DTYPES, ODD, draw_values, maybe, shares, values_of
 from .engine import Kind
 
-# Block, largest element, its exponent's and mantissa's ends: enough to say which values codes can stand for.
+# Values that share a scale.
 FORMATS = {"mxfp4": 32, "mxfp8": 32, "mxfp8_e5m2": 32, "mxfp6_e3m2": 32, "mxfp6_e2m3": 32, "nvfp4": 16}
 # (mantissa bits, smallest normal exponent, largest value) of the elements.
 ELEMENTS = {
@@ -52,7 +52,7 @@ WRONG = [
 
 
 def draw(rng: random.Random) -> dict:
-    """A recipe of a small array."""
+    """Draw a recipe of a small array."""
     format = rng.choice([*FORMATS])
     rank = rng.choice([1, 2, 2, 3, 4])
     shape = [rng.choice([1, 2, 3, 5, 17, 32]) for _ in range(rank)]
@@ -108,8 +108,8 @@ def program(recipe: dict) -> str:
 
 
 def check(names: dict) -> None:
-    """Codes and scales are those of the definition, each code is the nearest, and `dequantize` gives what they stand
-    for."""
+    """Codes and scales follow the definition, each code is the nearest, and `dequantize` returns the values of codes
+    and scales."""
     x, q = names["x"], names["q"]
     options = {name: value for name, value in names["options"].items() if name not in ("out", "stream")}
     if names.get("odd") and (not isinstance(x, (np.ndarray, ptxrt.DeviceArray)) or type(x) is np.ma.MaskedArray):
@@ -145,7 +145,7 @@ def _equal(a, b) -> bool:
 
 
 def _are_nearest(x: np.ndarray, values: np.ndarray, q) -> None:
-    """No value is further from its number than half a step of its code, unless the code is the largest."""
+    """Check that no value is further from its number than half a step of its code, unless the code is the largest."""
     axis, block = q.axis, FORMATS[q.format]
     x, values = (np.moveaxis(a, axis, -1) for a in (x, values))
     length = x.shape[-1]
@@ -173,7 +173,7 @@ def _are_nearest(x: np.ndarray, values: np.ndarray, q) -> None:
         close = np.abs(values - x) <= (0.5 * step * (1 + 2.0**-20)) * scale
         at_end = (ratio >= largest * (1 - 2.0**-20)) & (np.abs(np.abs(values) / scale - largest) <= largest * 2.0**-20)
         tiny = (scale < 2.0**-120) | ~np.isfinite(scale)
-        beyond = np.isinf(values) & (np.abs(x) >= 2.0**127)  # of float32, which codes and scales may be
+        beyond = np.isinf(values) & (np.abs(x) >= 2.0**127)  # codes and scales may exceed float32
     wrong = ~(close | at_end | bad | tiny | beyond)
     assert not wrong.any(), (
         f"{wrong.sum()} of {wrong.size} codes are not the nearest: {x[wrong][0]!r} became {values[wrong][0]!r}"

@@ -1,8 +1,7 @@
-"""Damaged PTX texts: whatever is done to a text, loading and launching it ends in an error of this package or not at
-all.
+"""Damaged PTX texts: loading and launching a damaged text succeeds or raises an error of this package.
 
-`run(seed, count)` makes `count` mutants of the committed texts and of texts of its own, loads each, translates every
-entry and launches it under a small budget. `check(text)` does that for one text.
+`run(seed, count)` makes `count` mutants of the committed texts, loads each, translates every entry and launches it
+under a small instruction budget. `check(text)` does that for one text.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from .engine import Kind
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 TEXTS = ("control.ptx", "features.ptx", "atomics.ptx", "async.ptx", "faults.ptx")
-_LARGEST = 9000  # characters of an entry that is damaged
+_LARGEST = 9000  # longest entry that is damaged, in characters
 _HEADER = ".version 9.0\n.target sm_120f\n.address_size 64\n"
 
-#: What stands in a text in place of something else.
+#: Text pieces to insert or substitute.
 _PIECES = [
     "", " ", ";", ",", "{", "}", "[", "]", "(", ")", "|", "!", "@", "%", "+", "-", ":", "\n", "\0", '"', "//", "/*", "\\", "\xff", "0", "1",
     "-1", "08", "0x", "1e999", "0fFFFFFFFF", "0d7FF8000000000000", "18446744073709551616", "9" * 400, "%r1", "%rd1", "%p1", "%tid.x", "_",
@@ -33,7 +32,7 @@ _PIECES = [
 
 
 def sources() -> list[str]:
-    """Entries of the committed texts, each with the declarations of its text."""
+    """The entries of the committed texts, each with the declarations of its text."""
     found = []
     for name in TEXTS:
         text = (DATA / name).read_text(encoding="utf-8")
@@ -50,14 +49,14 @@ def sources() -> list[str]:
 
 
 def _kind(word: str) -> str:
-    """What a word looks like."""
+    """The lexical kind of a word."""
     if word[0] in "%.":
         return word[0]
     return "number" if word[0].isdigit() else "opcode" if "." in word else "name"
 
 
 def mutant(source: str, random: random.Random) -> str:
-    """A text with one to four changes: something left out, doubled, exchanged, replaced or put in."""
+    """A text with one to four changes: parts removed, repeated, replaced or inserted."""
     for _ in range(random.choice((1, 1, 1, 2, 4))):
         tokens = re.findall(r"\s+|[\w.$%]+|.", source) or ["0"]
         at = random.randrange(len(tokens))
@@ -77,7 +76,7 @@ def mutant(source: str, random: random.Random) -> str:
             tokens[at] *= random.choice((2, 3, 100))
         elif kind == 6:
             del tokens[at:]
-        else:  # a word becomes another word of its kind: a register, an opcode, a number, a name
+        else:  # replace a word by another of its kind: a register, an opcode, a number, a name
             words = [place for place, token in enumerate(tokens) if re.fullmatch(r"[\w.$%]+", token)] or [at]
             at = random.choice(words)
             like = [tokens[place] for place in words if _kind(tokens[place]) == _kind(tokens[at])]
@@ -87,9 +86,9 @@ def mutant(source: str, random: random.Random) -> str:
 
 
 def check(text: str, name: str = "mutant.ptx") -> str:
-    """Load, translate and launch a text. Returns what came of it; raises whatever is no error of this package.
+    """Load, translate and launch a text. Return "ran" or the name of this package's error; raise any other error.
 
-    A PtxSyntaxError that names no line is an AssertionError.
+    A PtxSyntaxError that names no line raises AssertionError.
     """
     emulator = Emulator(budget=3000, timeout=5, lanes=64)
     try:
@@ -113,7 +112,7 @@ def check(text: str, name: str = "mutant.ptx") -> str:
 
 
 def run(seed: int, count: int) -> dict[str, int]:
-    """Check `count` mutants; returns how often each thing came of it. A failure names the seed of its mutant."""
+    """Check `count` mutants and count their outcomes. A failure names the seed of its mutant."""
     base, counts = sources(), {}
     for number in range(count):
         each = random.Random(f"{seed}-{number}")
@@ -130,7 +129,7 @@ def run(seed: int, count: int) -> dict[str, int]:
 
 
 def draw(random: random.Random) -> dict:
-    """A recipe of one damaged text, by lines."""
+    """Draw a recipe of one damaged text, by lines."""
     return dict(lines=mutant(random.choice(_sources()), random).split("\n"), odd="a damaged text")
 
 
@@ -144,7 +143,7 @@ def program(recipe: dict) -> str:
 
 
 def came_to_an_end(names: dict) -> None:
-    """A text ran, or ended in an error of this package."""
+    """Check that a text ran or raised an error of this package."""
     assert names["came"]
 
 

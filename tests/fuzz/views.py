@@ -1,4 +1,4 @@
-"""Views of device arrays: chains of slices, transpositions and shapes, beside the same chain on NumPy arrays."""
+"""Views of device arrays: chains of slices, transpositions and reshapes, against the same chain on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ WRONG = [
 
 
 def draw(rng: random.Random) -> dict:
-    """A recipe of an array and what is done to it."""
+    """Draw a recipe of an array and the steps applied to it."""
     recipe = dict(
         shape=[rng.choice([1, 1, 2, 3, 4, 5, 8]) for _ in range(rng.choice([0, 1, 2, 2, 3, 4, 5]))],
         dtype=rng.choice(DTYPES),
@@ -98,7 +98,7 @@ def draw(rng: random.Random) -> dict:
 
 
 def _step(rng: random.Random) -> str:
-    """Code of one step; what does not fit an array raises in NumPy, and then must raise here."""
+    """Code of one step; a step that raises in NumPy must raise here, too."""
 
     def key() -> str:
         kind = rng.random()
@@ -128,7 +128,7 @@ def _step(rng: random.Random) -> str:
 
 
 def program(recipe: dict) -> str:
-    """The chain as code, on both arrays."""
+    """The chain as code, for both arrays."""
     shape = list(recipe["shape"])
     if "empty" in recipe and shape:
         shape[recipe["empty"] % len(shape)] = 0
@@ -149,7 +149,7 @@ def program(recipe: dict) -> str:
 
 
 def along(host: np.ndarray, x, steps: list[str]):
-    """Both arrays after the steps that NumPy takes; AssertionError where they part."""
+    """Both arrays after the steps that NumPy accepts; AssertionError if they differ."""
     names = {"np": np, "ml_dtypes": __import__("ml_dtypes")}
     for step in steps:
         if step == ".T" and not hasattr(x, "T"):
@@ -162,7 +162,7 @@ def along(host: np.ndarray, x, steps: list[str]):
             got = eval(f"a{step}", names, {"a": x})
         except ptxrt.ArgumentError as error:
             copied = wanted is not None and not np.shares_memory(wanted, host) and wanted.size
-            # NumPy copies where there is no view; its dtypes grow and shrink along strided axes, too.
+            # NumPy copies if no view is possible, and `view` to another item size works along strided axes, too.
             assert wanted is None or copied or ".view" in step or "strides" in str(error), f"{step} of {x!r}: {error}"
             continue
         if wanted is None:
@@ -182,7 +182,7 @@ def _alike(host, x) -> None:
 
 
 def check(names: dict) -> None:
-    """The bytes are NumPy's."""
+    """Check that the bytes are NumPy's."""
     if not names.get("odd"):
         _alike(names["host"], names["x"])
     elif isinstance(names["x"], ptxrt.DeviceArray):
