@@ -18,6 +18,7 @@ from .instruction import Operand, Semantics
 if TYPE_CHECKING:
     from .translate import Translator
 
+#: Special registers with one value for all threads of a launch.
 UNIFORM_SPECIALS = frozenset(
     [f"{name}.{axis}" for name in ("ntid", "nctaid", "cluster_ctaid", "cluster_nctaid", "nclusterid") for axis in "xyz"]
     + "nwarpid nsmid gridid is_explicit_cluster cluster_ctarank cluster_nctarank".split()
@@ -84,6 +85,8 @@ class BlockWriter:
     # -- the function -------------------------------------------------------------------------------------------
 
     def write(self) -> str:
+        """The source of the function of the block; it returns the predicate of a branch, the index of a switch or
+        None."""
         self.last_use, self.row_writes = {}, {}
         for position, item in enumerate(self.items):
             if item.uniform:
@@ -479,6 +482,7 @@ class BlockWriter:
         return expression
 
     def translate_lanes(self, item: Decoded) -> None:
+        """A call on all executing threads; a guard selects which results are stored."""
         semantics, translator = item.semantics, self.translator
         function = translator.function(semantics.bound(translator.arithmetic))
         guard = self.guard_name(item)
@@ -530,6 +534,7 @@ class BlockWriter:
         self.free_names += names
 
     def translate_warps(self, item: Decoded) -> None:
+        """A call of `calls.warps`. Prepared operands that a later instruction uses, too, stay in a variable."""
         semantics, translator = item.semantics, self.translator
         if item.instruction.guard:
             raise translator.error(item.instruction, "a guard on an instruction of the whole warp is not supported")
@@ -556,6 +561,7 @@ class BlockWriter:
         self.free_names += spent
 
     def translate_memory(self, item: Decoded) -> None:
+        """A call with the memory of the executing threads; with a guard, only for the threads where it holds."""
         semantics, translator = item.semantics, self.translator
         function = translator.function(semantics.bound(translator.arithmetic))
         types = semantics.result_types
@@ -621,6 +627,7 @@ class BlockWriter:
                 self.values[register.name] = _Value({self.result_kind(register, type)[1]: target}, 0)
 
     def translate_blocking(self, item: Decoded) -> None:
+        """A call of `calls.blocking`. The instruction writes its destinations itself, as rows, maybe after a wait."""
         semantics, translator = item.semantics, self.translator
         function = translator.function(semantics.bound(translator.arithmetic))
         arguments = self.arguments(item, dense=False)

@@ -381,6 +381,7 @@ class Batch:
     # -- registers ----------------------------------------------------------------------------------------------
 
     def write_row(self, kind: str, row: int, lane_ids: np.ndarray, value) -> None:
+        """Write a register row for some threads, between basic blocks or at the end of one."""
         if self.gathered is not None:
             self.gathered.flush()
             self.gathered = None
@@ -605,6 +606,7 @@ class Batch:
         return None
 
     def switch(self, terminator: Switch, index: np.ndarray, lanes: np.ndarray | None) -> int | None:
+        """As `branch`, for brx.idx. Raises EmulatorFault for an index outside of the targets."""
         targets = np.array(terminator.targets, np.int32)
         if (index >= len(targets)).any():
             raise EmulatorFault(
@@ -633,6 +635,7 @@ class Batch:
         self.parked[ids] = parking
 
     def count(self, number: int, executing: Executing, size: int) -> None:
+        """Count the execution of a basic block; a fault if the budget or the time limit is exceeded."""
         launch = self.launch
         launch.counts[number] += executing.count
         self.issued += size
@@ -747,6 +750,7 @@ class Batch:
         )
 
     def deadlock(self) -> EmulatorFault:
+        """The fault for a batch in which no thread can run."""
         parts = []
         first = None
         for why, lanes in self.reasons.items():
