@@ -1,10 +1,21 @@
-"""Execute PTX text on NumPy arrays, with checks: bounds, alignment, memory nothing wrote, deadlock, and more.
+"""The emulator: execute PTX text on NumPy arrays, and check bounds, alignment, uninitialized reads, deadlocks and more.
 
 emulator = Emulator()
 module = emulator.load_text(text, "kernel.ptx")
 a = emulator.alloc(nbytes); emulator.write(a, array)
 emulator.launch(module.entries["kernel"], grid=(8, 1, 1), block=(128, 1, 1), params=packed)
 emulator.read(a, array)
+
+This module holds the public classes. From a text to a result, the modules work in this order:
+
+    ptx/parse.py, ptx/lower.py      text -> instructions -> basic blocks
+    decode.py                       instruction + its definition (instruction.py and the families) -> typed operands
+    translate.py, codegen.py        basic block -> one Python function over arrays with one element per thread
+    machine.py, calls.py            run these functions: batches of thread blocks, scheduling, faults
+    memory.py                       global, shared and local memory, with the state of each byte
+    check.py, progress.py, profile.py   coverage, bank conflicts and races; progress of long launches; timing
+
+backend.py puts the emulator behind the interface that the GPU has, too.
 """
 
 from __future__ import annotations
@@ -28,9 +39,9 @@ if TYPE_CHECKING:
 __all__ = ["Emulator", "EmulatorFault", "LoadedModule"]
 
 _BUDGET = 20_000_000
-_VARIABLE_BYTES = 1 << 32  # of one text
+_VARIABLE_BYTES = 1 << 32  # the most that the variables of one text may take
 
-#: Translated entries, while some emulator has them, by all that their code depends on.
+#: Translated entries, by everything that their code depends on. An entry lives as long as an emulator uses it.
 _translations: "WeakValueDictionary[tuple, Code]" = WeakValueDictionary()
 
 
@@ -40,9 +51,9 @@ def _to_stdout(text: str) -> None:
 
 
 class LoadedModule:
-    """A module in one emulator: its text's declarations, and where its variables lie.
+    """A module loaded into one emulator: the declarations of its text, and the addresses of its variables.
 
-    refused: what stands against entries that cannot run, by name.
+    refused: for each entry that the emulator cannot run, the reason as an Unsupported error, by name.
     """
 
     def __init__(self, emulator: "Emulator", module: "Module", refused: dict[str, "Unsupported"]):
@@ -137,10 +148,10 @@ class LoadedModule:
         return code
 
     def _translation(self, entry: str) -> "Code":
-        """The translation of an entry: another emulator's, where it would be the same."""
+        """The translation of an entry, shared with other emulators for which it is the same."""
         if self.emulator.profile is not None:
             return self._translate(entry)
-        # The name of a variable that no instruction uses stands in the text once.
+        # A variable whose name stands in the text once is declared but never used: its address is not part of the key.
         used = tuple(address for name, address in self.addresses.items() if self.module.text.count(name) > 1)
         key = (self.module.text, self.name, entry, self.emulator.arithmetic, self.emulator.param_address, used)
         code = _translations.get(key)
@@ -196,24 +207,25 @@ class Entry:
 
 
 class Emulator:
-    """A machine with memory of its own.
+    """An emulated GPU with its own memory.
 
     arithmetic: "float64" or "hardware", how tensor-core sums are rounded.
-    checks: track what was written, and refuse to read what was not (bounds and alignment are checked always).
-    budget: instructions that a batch of blocks may issue before it counts as running away.
-    timeout: seconds that a launch may take, None for any number.
-    bank_conflicts: count them per line (`bank_conflicts`).
+    checks: track which bytes were written; a read of other bytes is a fault (bounds and alignment are always checked).
+    budget: instructions that a batch of blocks may issue; more count as an endless loop.
+    timeout: seconds that a launch may take; None for no limit.
+    bank_conflicts: count shared-memory bank conflicts per PTX line (property `bank_conflicts`).
     races: find races between threads in shared memory, and between blocks in global memory; slow, for small shapes.
-        "strict": also where several threads store equal bytes to one place. What cannot be decided is put into words
-        in `undecided`, a list.
+        "strict": stores of equal bytes to one place by several threads are races, too. The list `undecided` describes
+        the pairs of accesses that may or may not be a race.
     strict: checks, races, and every launch twice from the same memory, once in each schedule; the results are those of
         `schedule`.
-    profile: note where time goes (`profile`, see profile.py). progress: called as progress(kernel, share done, seconds
-    left) about once a second during long launches, with estimates
-        (see progress.py); by default they are shown where stderr is a terminal.
-    lanes: threads that run together. output: takes what kernels print; by default it goes to sys.stdout. schedule:
-    "together" runs all threads that stand at the same place at once, which is fast and hides a missing barrier;
-        "warps" lets each warp run ahead alone as far as it can, which shows it.
+    profile: measure where emulation time goes (`profile`, see profile.py).
+    progress: called as progress(kernel, share done, seconds left) about once a second during long launches, with
+        estimates (see progress.py); by default a terminal on stderr shows them.
+    lanes: threads that run together, in one batch of blocks.
+    output: called with the text that kernels print; by default it goes to sys.stdout.
+    schedule: "together" runs all threads at the same basic block at once, which is fast and hides a missing barrier;
+        "warps" runs one warp at a time, as far as it can go, which exposes a missing barrier.
     """
 
     def __init__(
@@ -264,11 +276,11 @@ class Emulator:
     # -- memory -------------------------------------------------------------------------------------------------
 
     def alloc(self, nbytes: int) -> int:
-        """Reserve device memory that holds nothing; returns its address."""
+        """Reserve uninitialized device memory; returns its address."""
         return self.memory.alloc(nbytes)
 
     def free(self, address: int) -> None:
-        """Give an allocation back."""
+        """Free an allocation."""
         self.memory.free(address)
 
     def write(self, address: int, data) -> None:
@@ -276,7 +288,7 @@ class Emulator:
         self.memory.write(address, data)
 
     def read(self, address: int, out: "np.ndarray") -> "np.ndarray":
-        """Copy from the device into a C-contiguous array; returns it. With checks, bytes nothing wrote are a fault."""
+        """Copy from the device into a C-contiguous array; returns it. With checks, uninitialized bytes are a fault."""
         return self.memory.read(address, out)
 
     # -- modules and launches -----------------------------------------------------------------------------------
@@ -284,8 +296,8 @@ class Emulator:
     def load_text(self, text: str, name: str = "<ptx>", whole: bool = False) -> LoadedModule:
         """Load a PTX text. Entries that it cannot execute are refused, by name and line: see `LoadedModule.refused`.
 
-        whole: read every instruction now, and find what is wrong with its operands; else that is found when an entry
-        is first launched. Raises PtxSyntaxError for what is no PTX, Unsupported where no entry is left.
+        whole: check the operands of every instruction now; otherwise the first launch of an entry checks them.
+        Raises PtxSyntaxError for a text that is not PTX, Unsupported where every entry is refused.
         """
         from ..ptx.parse import parse, refusals
         from .instruction import resolve
@@ -300,7 +312,7 @@ class Emulator:
         return loaded
 
     def unload(self, module: LoadedModule) -> None:
-        """Forget a module: the memory of its variables, and what was counted of it."""
+        """Drop a module: free the memory of its variables and forget its counts."""
         self.modules.remove(module)
         for address in module.addresses.values():
             self.memory.free(address)
@@ -318,7 +330,7 @@ class Emulator:
         launch(self, entry, grid, block, shared_bytes, params)
 
     def _rehearse(self, entry: Entry, grid, block, shared_bytes: int, params: bytes) -> None:
-        """Run a kernel in the other schedule, and forget what it did to memory and what it printed."""
+        """Run a kernel in the other schedule; then restore memory and drop its output. Faults are raised."""
         from .machine import launch
 
         before, schedule, output, said = self.memory.copy(), self.schedule, self.output, len(self.undecided)
@@ -333,7 +345,7 @@ class Emulator:
     # -- counts -------------------------------------------------------------------------------------------------
 
     def labels(self) -> list[tuple[str, LoadedModule]]:
-        """The loaded modules, each with a key for counts: its name, or `name #2` for another text of the same name."""
+        """(label, module) of each loaded module. The label is its name, or `name #2` for another text of that name."""
         known: dict[str, list[str]] = {}
         found = []
         for module in self.modules:
@@ -345,9 +357,9 @@ class Emulator:
         return found
 
     def coverage(self) -> dict[str, dict[str, dict[int, int]]]:
-        """How many threads executed each PTX line: {module: {entry: {line: threads}}}, of entries that were launched.
+        """Threads that executed each PTX line: {module: {entry: {line: threads}}}, of entries that were launched.
 
-        Loads of one text are added up; `labels` says what a module is called where several texts have its name.
+        Several loads of one text are summed. The module keys are those of `labels`.
         """
         from .check import add_counts, line_counts
 
@@ -360,8 +372,10 @@ class Emulator:
 
     @property
     def bank_conflicts(self) -> dict[str, dict[str, dict[int, int]]]:
-        """Extra passes of shared-memory accesses: {module: {entry: {PTX line: passes}}}, as `coverage`; counted on
-        request."""
+        """Extra passes of shared-memory accesses: {module: {entry: {PTX line: passes}}}, with the keys of `coverage`.
+
+        Empty unless the emulator was made with bank_conflicts=True.
+        """
         from .check import add_counts
 
         total: dict[str, dict[str, dict[int, int]]] = {}

@@ -1,7 +1,7 @@
-"""Loads, stores, atomics and address conversions.
+"""Loads, stores, atomics and address conversions: ld, ldu, st, atom, red, cvta, isspacep, createpolicy.
 
-Cache hints, eviction priorities and memory orders do not change what a load or store does here: memory is always in
-order. Bounds, alignment and what was written are checked in memory.py.
+Cache hints, eviction priorities and memory orders have no effect on values, because memory is always in order. (Memory
+orders count for the race checks.) memory.py checks bounds, alignment and uninitialized reads.
 
 Source: PTX ISA 9.0, sections 9.7.9 (data movement) and 9.7.13.13 (atom), 9.7.13.14 (red).
 """
@@ -18,7 +18,7 @@ from .floats import float_extreme, flushed, small_function
 from .instruction import DTYPES, Fault, Lanes, Memory, Semantics, Unsupported, define
 from .memory import ELEMENTS, LOCAL_WINDOW, SHARED_WINDOW, Access
 
-_WORDS = {  # modifiers of ld and st that change nothing here
+_WORDS = {  # modifiers of ld and st without effect on values
     "weak", "relaxed", "acquire", "release", "volatile", "mmio", "cta", "cluster", "gpu", "sys",
     "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
     "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate",
@@ -40,12 +40,12 @@ _TYPES = {f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)} | {
 }
 
 
-#: Modifiers by which a load or store takes part in what orders blocks.
+#: Modifiers with which a load or store may order the accesses of different blocks.
 _STRONG = {"volatile", "relaxed", "acquire", "release", "mmio"}
 
 
 def _read_modifiers(modifiers: tuple[str, ...], extra: frozenset[str] = frozenset()) -> tuple[str, int, str, bool]:
-    """(space, vector length, type, cache policy operand) of a load or store."""
+    """(space, vector length, type, whether there is a cache policy operand) of a load or store."""
     space, lanes, type, policy = "generic", 1, "", False
     for word in modifiers:
         if word in _SPACES:
@@ -67,14 +67,13 @@ def _read_modifiers(modifiers: tuple[str, ...], extra: frozenset[str] = frozense
 
 
 def _bits(type: str) -> str:
-    """The type as a memory access moves it: signed ones keep their sign, all others are bits."""
+    """The type of a memory access: signed types are kept, since they sign-extend; all others are raw bits."""
     return type if type[0] == "s" else f"b{8 * DTYPES[type].itemsize}"
 
 
 @cache
 def _load(space: str, lanes: int, type: str, used: int | None = None, strong: bool = False) -> Callable:
-    """A function that loads one or several elements per thread; bit i of `used` says that byte i matters, None that all
-    do."""
+    """A function that loads `lanes` elements per thread. Bit i of `used`: byte i is used; None: all bytes are."""
     element = DTYPES[type]
     size = element.itemsize * lanes
     where = "generic" if space in ("const", "param") else space
@@ -111,7 +110,7 @@ def ld(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("ldu")
 def ldu(modifiers: tuple[str, ...]) -> Semantics:
-    """ldu{.space}{.vec}.type: a load."""
+    """ldu{.space}{.vec}.type: the same as ld."""
     return ld(modifiers)
 
 
@@ -169,7 +168,7 @@ _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 
 @define("cvta")
 def cvta(modifiers: tuple[str, ...]) -> Semantics:
-    """cvta{.to}.space.size: between an address of a space and its generic one."""
+    """cvta{.to}.space.size: from an address in a space to its generic address, or with .to the reverse."""
     to = modifiers[:1] == ("to",)
     words = modifiers[1:] if to else modifiers
     if len(words) != 2 or words[0] not in _SPACES or words[1] not in ("u64", "u32"):
@@ -248,12 +247,12 @@ def _compare_and_swap(old, compare, new):
 
 
 def _flushing_add(old, new):
-    """add.f32 in global memory: subnormals are zero, before and after."""
+    """add.f32 in global memory: subnormal operands and results are flushed to zero."""
     return flushed(np.add(flushed(old), flushed(new)))
 
 
 def combination(operation: str, type: str) -> tuple[np.dtype, Callable]:
-    """How memory is updated: the dtype of its elements, and a function (old, new) -> updated."""
+    """(dtype of the elements, function (old, new) -> updated) of an atomic operation."""
     size = DTYPES[type].itemsize
     kind = "i" if type[0] == "s" else "f" if type in ("f32", "f64") else "u"
     apply = _compare_and_swap if operation == "cas" else _OPERATIONS[operation][0]
@@ -263,9 +262,9 @@ def combination(operation: str, type: str) -> tuple[np.dtype, Callable]:
 
 
 def _ordered(elements: np.ndarray, index: np.ndarray, apply: Callable, value: np.ndarray, wants_old: bool):
-    """Apply a read-modify-write in the order of the threads; returns what each found.
+    """Apply a read-modify-write in thread order; returns the old value of each thread, (n,).
 
-    Threads with the same address take turns: in every round each address is updated once.
+    Threads with the same address take turns: each round updates every address at most once.
     """
     old = np.empty(len(index), elements.dtype)
     order = np.argsort(index, kind="stable")
@@ -283,7 +282,7 @@ def _ordered(elements: np.ndarray, index: np.ndarray, apply: Callable, value: np
 
 
 def _prefix_add(elements: np.ndarray, index: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """atom.add of integers: a running sum within each address."""
+    """atom.add of integers: old values as running sums per address; returns them, (n,)."""
     order = np.argsort(index, kind="stable")
     grouped, sums = index[order], np.cumsum(value[order], dtype=value.dtype)
     first = np.r_[True, grouped[1:] != grouped[:-1]]
@@ -365,7 +364,7 @@ def _atomic(name: str, modifiers: tuple[str, ...]) -> Semantics:
         return result.view(f"u{size}") if wants_old else None
 
     def run_vector(memory: Access, address: np.ndarray, values: tuple, policy=None):
-        # Each element is updated by itself; what the address must be a multiple of is the size of them all.
+        # Each element is updated separately, but the address must be aligned to the size of the vector.
         memory.locate("global", address, bits // 8 * lanes, None, "updates")
         olds = [run(memory, address + np.uint64(bits // 8 * lane), value) for lane, value in enumerate(values)]
         return tuple(olds) if wants_old else None
@@ -377,7 +376,7 @@ def _atomic(name: str, modifiers: tuple[str, ...]) -> Semantics:
 
 @define("atom")
 def atom(modifiers: tuple[str, ...]) -> Semantics:
-    """atom{.sem}{.scope}{.space}.op{.vec}.type d, [a], b{, c}: threads of a launch take turns in their order."""
+    """atom{.sem}{.scope}{.space}.op{.vec}.type d, [a], b{, c}: threads that run together update in thread order."""
     return _atomic("atom", modifiers)
 
 
@@ -391,7 +390,7 @@ def red(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("createpolicy")
 def createpolicy(modifiers: tuple[str, ...]) -> Semantics:
-    """createpolicy.fractional: a cache policy, which means nothing here."""
+    """createpolicy.fractional: a cache policy; it has no effect, and its value is 0."""
     if modifiers[:1] != ("fractional",):
         raise Unsupported("expected .fractional")
     return Lanes("b64", "f32?", lambda fraction=None: np.zeros((), np.uint64), scalars=True)

@@ -1,7 +1,7 @@
-"""Integer, float and logic instructions on registers, as nvcc emits them by itself.
+"""Integer, float, comparison, logic and shift instructions on registers: the ones that nvcc emits for plain C++.
 
 Results of float arithmetic may hold any NaN (`loose_nan`); the code generator makes them canonical where their bits
-become visible. Functions take `out=` where that saves a copy.
+become visible. Functions take `out=` where that saves a copy. The rounding itself is in floats.py.
 
 Source: PTX ISA 9.0, sections 9.7.1 (integer), 9.7.2 (extended precision), 9.7.3 to 9.7.5 (float, half), 9.7.6 and
 9.7.7 (comparison), 9.7.8 (logic and shift), 9.7.9.7 (prmt).
@@ -63,7 +63,7 @@ def _only(modifiers: tuple[str, ...], *allowed: str) -> None:
 
 
 def _packed_integers(function: Callable, dtype: str) -> Callable:
-    """An operation on the two 16-bit halves of a word."""
+    """An operation on 16-bit integers, applied to both halves of a word."""
 
     def halves(*operands):
         operands = np.broadcast_arrays(*operands)
@@ -143,7 +143,7 @@ def _subtract_borrow(a, b, borrow=None):
 
 
 def _extended(function: Callable, type: str, sets: bool, uses: bool) -> Semantics:
-    """add.cc, addc, sub.cc, subc, and mad's: the carry is a hidden register."""
+    """add.cc, addc, sub.cc, subc, mad.cc and madc; the carry flag is an extra operand (decode.py)."""
     unsigned = "u" + type[1:]
     count = function.operands
 
@@ -288,7 +288,7 @@ def sad(modifiers: tuple[str, ...]) -> Semantics:
 
 
 def _truncating_divide(a, b):
-    """Integer division toward zero; by zero all bits are 1 (PTX leaves it open, NVIDIA GPUs do so)."""
+    """Integer division toward zero; all bits are 1 for a zero divisor (undefined in PTX, NVIDIA GPUs do so)."""
     zero = b == 0
     divisor = np.where(zero, b.dtype.type(1), b)
     quotient = (a - np.fmod(a, divisor)) // divisor
@@ -296,7 +296,7 @@ def _truncating_divide(a, b):
 
 
 def _truncating_remainder(a, b):
-    """Remainder with the sign of a; by zero it is a."""
+    """Remainder with the sign of a; it is a for a zero divisor."""
     zero = b == 0
     return np.where(zero, a, np.fmod(a, np.where(zero, b.dtype.type(1), b)))
 
@@ -373,21 +373,22 @@ def _leading_zeros(a):
 
 @define("popc")
 def popc(modifiers: tuple[str, ...]) -> Semantics:
-    """popc.b32, .b64: number of set bits."""
+    """popc.b32, .b64: the number of set bits."""
     type = _type(modifiers, frozenset({"b32", "b64"}))
     return Lanes("u32", type, _population, scalars=True)
 
 
 @define("clz")
 def clz(modifiers: tuple[str, ...]) -> Semantics:
-    """clz.b32, .b64: leading zeros; of 0 the width."""
+    """clz.b32, .b64: the number of leading zeros; the width for 0."""
     type = _type(modifiers, frozenset({"b32", "b64"}))
     return Lanes("u32", type, _leading_zeros, scalars=True)
 
 
 @define("bfind")
 def bfind(modifiers: tuple[str, ...]) -> Semantics:
-    """bfind{.shiftamt}.type: position of the highest bit that differs from the sign; 0xffffffff for none."""
+    """bfind{.shiftamt}.type: position of the highest bit that differs from the sign, with .shiftamt its distance from
+    the top bit; 0xffffffff for none."""
     type = _type(modifiers, frozenset({"u32", "s32", "u64", "s64"}))
     _only(modifiers, "shiftamt", type)
     bits = int(type[1:])
@@ -452,7 +453,7 @@ def _mask(length, dtype):
 
 @define("bfe")
 def bfe(modifiers: tuple[str, ...]) -> Semantics:
-    """bfe.type d, a, b, c: the field of c bits from bit b, extended by its sign in signed types."""
+    """bfe.type d, a, b, c: the field of c bits from bit b of a, sign-extended in signed types."""
     type = _type(modifiers, frozenset({"u32", "s32", "u64", "s64"}))
     bits = int(type[1:])
     dtype = np.dtype(f"u{bits // 8}")
@@ -474,7 +475,7 @@ def bfe(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("bfi")
 def bfi(modifiers: tuple[str, ...]) -> Semantics:
-    """bfi.type f, a, b, c, d: b with its d bits from bit c replaced by the lowest of a."""
+    """bfi.type f, a, b, c, d: b with its d bits from bit c on replaced by the lowest d bits of a."""
     type = _type(modifiers, frozenset({"b32", "b64"}))
     dtype = DTYPES[type]
     bits = 8 * dtype.itemsize
@@ -490,7 +491,7 @@ def bfi(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("szext")
 def szext(modifiers: tuple[str, ...]) -> Semantics:
-    """szext.mode.type d, a, b: the lowest b bits of a, extended by zero or sign."""
+    """szext.mode.type d, a, b: the lowest b bits of a, zero- or sign-extended."""
     _expect(
         len(modifiers) == 2 and modifiers[0] in ("clamp", "wrap") and modifiers[1] in ("u32", "s32"),
         "szext.clamp|wrap.u32|s32",
@@ -512,7 +513,7 @@ def szext(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("bmsk")
 def bmsk(modifiers: tuple[str, ...]) -> Semantics:
-    """bmsk.mode.b32 d, a, b: b ones from bit a."""
+    """bmsk.mode.b32 d, a, b: a mask of b ones from bit a on."""
     _expect(modifiers in (("clamp", "b32"), ("wrap", "b32")), "bmsk.clamp.b32 or bmsk.wrap.b32")
     wrap = modifiers[0] == "wrap"
 
@@ -526,7 +527,7 @@ def bmsk(modifiers: tuple[str, ...]) -> Semantics:
 
 
 def _bytes_of(word, signed: bool):
-    """The four bytes of each word as a last axis of int64."""
+    """The four bytes of each word as int64 (..., 4)."""
     raw = np.asarray(word).astype(np.uint32)
     parts = np.stack([(raw >> np.uint32(8 * byte)) & np.uint32(0xFF) for byte in range(4)], axis=-1).astype(np.int64)
     return np.where(parts > 127, parts - 256, parts) if signed else parts
@@ -694,7 +695,7 @@ def _float_binary(name: str, modifiers: tuple[str, ...]) -> Semantics:
 
 
 def _unary_rounded(name: str, modifiers: tuple[str, ...], near: Callable, directed: Callable) -> Semantics:
-    """rcp and sqrt: nearest from NumPy (IEEE), or directed(a, mode)."""
+    """rcp and sqrt: `near(a)` (NumPy, IEEE) for .rn, else `directed(a, mode)`."""
     type = _type(modifiers, frozenset({"f32", "f64"}))
     _only(modifiers, "ftz", *_ROUNDINGS, type)
     mode = next((word for word in modifiers if word in _ROUNDINGS), "")
@@ -753,11 +754,11 @@ def copysign(modifiers: tuple[str, ...]) -> Semantics:
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# f16 and bf16. Two of them lie in a word as consecutive elements, so that one operation does both.
+# f16 and bf16. A word of two is a pair of consecutive array elements, so one operation computes both.
 
 
 def _small_semantics(type: str, count: int, function: Callable) -> Semantics:
-    """Semantics from a function of float32 arrays that returns float32 or wider ones."""
+    """Semantics from a function of float32 arrays that returns float32 or float64 arrays."""
     bits = "b32" if type.endswith("x2") else "b16"
     return Lanes(bits, ", ".join([bits] * count), small_function(type, function), scalars=True)
 
@@ -767,7 +768,8 @@ def _small_unary(type: str, function: Callable) -> Semantics:
 
 
 def _small_operation(type: str, function: Callable, ftz: bool = False, sat: bool = False) -> Callable:
-    """An operation in float32: sums, products and selections of f16 or bf16 are then rounded as if once."""
+    """An operation in float32. Rounding its result to f16 or bf16 equals a single rounding of a sum, a product or a
+    selection."""
     _expect(not ftz or type.startswith("f16"), "no .ftz on bf16")
     if not ftz and not sat:
         return function
@@ -796,7 +798,7 @@ def _small_fma(type: str, ftz: bool, sat: bool, relu: bool) -> Semantics:
     def run(x, y, z):
         if ftz:
             x, y, z = flushed_half(x), flushed_half(y), flushed_half(z)
-        # float64 holds every sum of a product and an addend of f16 that lies near a tie of f16.
+        # float64 is exact for every sum of an f16 product and an f16 addend that is near a tie of f16.
         total = np.multiply(x, y, dtype=np.float64) + z
         if sat:
             total = clamped(total)
@@ -809,7 +811,7 @@ def _atomic_add(type: str) -> Callable:
     return small_function(type, np.add)
 
 
-#: Sums on registers of each small float type, for atomics: (old, value) -> new.
+#: Sums on registers of each small float type, for atomics (access.py): (old, value) -> new.
 f16_add, f16x2_add, bf16_add, bf16x2_add = (_atomic_add(type) for type in ("f16", "f16x2", "bf16", "bf16x2"))
 
 
@@ -831,7 +833,7 @@ def _either_nan(a, b):
 
 
 def _unordered(compare: Callable) -> Callable:
-    """True also where a NaN is involved."""
+    """An unordered comparison: true also if an operand is NaN."""
 
     def run(a, b):
         return compare(a, b) | _either_nan(a, b)
@@ -911,7 +913,7 @@ def setp(modifiers: tuple[str, ...]) -> Semantics:
 
 
 def _setp_pair(operator: str, combine: str, type: str, ftz: bool) -> Semantics:
-    """setp on f16x2 and bf16x2: p for the low halves, q for the high ones."""
+    """setp on f16x2 and bf16x2: p for the low halves, q for the high halves."""
     _, compare = _compare_operands(type[:-2], ftz, _comparison(operator, type[:-2]))
 
     def run(a, b, c=None):
@@ -927,7 +929,8 @@ def _setp_pair(operator: str, combine: str, type: str, ftz: bool) -> Semantics:
 
 @define("set")
 def set_(modifiers: tuple[str, ...]) -> Semantics:
-    """set.cmp{.bool}{.ftz}.dtype.type d, a, b{, c}: all ones or 1.0 where the comparison holds."""
+    """set.cmp{.bool}{.ftz}.dtype.type d, a, b{, c}: all ones (integers) or 1.0 (floats) where the comparison holds,
+    else 0."""
     _expect(len(modifiers) >= 3, "set.cmp.dtype.type")
     operator, result, type = modifiers[0], modifiers[-2], modifiers[-1]
     combine = modifiers[1] if modifiers[1] in _BOOLEAN else ""
@@ -965,7 +968,7 @@ def set_(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("mov")
 def mov(modifiers: tuple[str, ...]) -> Semantics:
-    """mov.type d, a: a copy, also from and to {a, b}; what it does depends on its operands (codegen.py)."""
+    """mov.type d, a: a copy, or a pack or unpack of {a, b}; codegen.py translates it by its operands."""
     type = _type(modifiers, _INTEGERS | _BITS | {"f32", "f64", "pred"})
     _only(modifiers, type)
     return Lanes(type, type, np.positive, copies=True)
@@ -1023,7 +1026,7 @@ def cnot(modifiers: tuple[str, ...]) -> Semantics:
 
 @cache
 def _truth_table(table: int) -> Callable:
-    """A function of three words that looks up every bit in an 8-bit table (index: bit a, bit b, bit c)."""
+    """A bitwise function of three words from an 8-bit truth table; its index is bit of a, bit of b, bit of c."""
 
     def run(a, b, c):
         total = None
@@ -1038,13 +1041,13 @@ def _truth_table(table: int) -> Callable:
 
 @define("lop3")
 def lop3(modifiers: tuple[str, ...]) -> Semantics:
-    """lop3.b32 d, a, b, c, table."""
+    """lop3.b32 d, a, b, c, table: the bitwise function of a, b, c with this truth table."""
     _expect(modifiers == ("b32",), "lop3.b32")
     return Lanes("b32", "b32, b32, b32, imm", lambda a, b, c, table: _truth_table(table & 0xFF)(a, b, c), scalars=True)
 
 
 def _left(a, amount, out=None):
-    """Shift left; amounts beyond the width give 0."""
+    """Shift left; amounts from the width on give 0."""
     bits = 8 * a.dtype.itemsize
     if amount.ndim == 0:
         count = int(amount)
@@ -1057,7 +1060,7 @@ def _left(a, amount, out=None):
 
 
 def _right(a, amount, out=None):
-    """Shift right; amounts beyond the width give 0, or the sign in signed types."""
+    """Shift right; amounts from the width on give 0, or copies of the sign bit in signed types."""
     bits = 8 * a.dtype.itemsize
     if amount.ndim == 0:
         count = int(amount)
@@ -1083,7 +1086,7 @@ def shl(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("shr")
 def shr(modifiers: tuple[str, ...]) -> Semantics:
-    """shr.type d, a, b: signed types shift in the sign."""
+    """shr.type d, a, b: an arithmetic shift for signed types."""
     type = _type(modifiers, _BITS | _INTEGERS)
     _only(modifiers, type)
     return Lanes(type, f"{type}, u32", _right, out=True)
@@ -1091,7 +1094,7 @@ def shr(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("shf")
 def shf(modifiers: tuple[str, ...]) -> Semantics:
-    """shf.direction.mode.b32 d, a, b, c: a funnel shift of b:a (b above a)."""
+    """shf.direction.mode.b32 d, a, b, c: a funnel shift of the 64 bits b:a (b is the upper word)."""
     _expect(
         len(modifiers) == 3 and modifiers[0] in "lr" and modifiers[1] in ("clamp", "wrap") and modifiers[2] == "b32",
         "shf.l|r.clamp|wrap.b32",
@@ -1123,7 +1126,7 @@ _PRMT_MODES: dict[str, list[tuple[int, int, int, int]]] = {  # bytes of the resu
 
 @cache
 def _prmt_plan(selector: int) -> tuple[tuple[int, int, int], ...]:
-    """A selector without sign bits as (word, left shift in bits, mask of the result) triples."""
+    """A selector without sign replication as triples (source word, left shift in bits, mask of the result)."""
     groups: dict[tuple[int, int], int] = {}
     for byte in range(4):
         source = selector >> 4 * byte & 7
@@ -1162,7 +1165,7 @@ def _prmt_general(a, b, selector):
 
 @define("prmt")
 def prmt(modifiers: tuple[str, ...]) -> Semantics:
-    """prmt.b32{.mode} d, a, b, c: bytes of b:a by selector."""
+    """prmt.b32{.mode} d, a, b, c: four bytes of b:a, picked by the selector c."""
     _expect(
         modifiers == ("b32",) or (len(modifiers) == 2 and modifiers[0] == "b32" and modifiers[1] in _PRMT_MODES),
         "prmt.b32{.mode}",

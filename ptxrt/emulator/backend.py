@@ -1,4 +1,8 @@
-"""The Backend on the emulator: compiled units by their PTX text, one address space, everything done on return."""
+"""The `Backend` of the emulator: the interface through which the package runs kernels, here on `Emulator`.
+
+It loads compiled units as PTX text. Every call is complete on return, so streams, events and graphs have nothing to
+do. Calls from several threads take turns.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ _TEXTS_KEPT = 64
 
 
 class EmulatorModule:
-    """A loaded text: its entries, and the launch facts that stand in it."""
+    """A loaded text: its entries and their launch facts."""
 
     def __init__(self, name: str, module, digest: str, owner: "_File | None" = None):
         self.name = name
@@ -48,7 +52,7 @@ class EmulatorModule:
 
 
 class _File:
-    """A text of `ptxrt.load`. Its entries refer to it, and the emulator drops it after the last of them."""
+    """A text of `ptxrt.load`. Its entries refer to it; when the last of them is gone, the emulator unloads it."""
 
     __slots__ = ("turn", "module")
 
@@ -70,7 +74,7 @@ class EmulatorPacket(Packet):
         self._backend, self._entry, self._sizes = backend, entry, (grid, block, shared_bytes)
 
     def bind(self, queue: Queue) -> None:
-        """All queues are alike."""
+        """Set the queue; all queues of the emulator behave alike."""
         self.call, self.queue = self._execute, queue
 
     def _execute(self) -> tuple[int]:
@@ -81,14 +85,17 @@ class EmulatorPacket(Packet):
 class EmulatorBackend:
     """An emulator with the given options; calls from several threads take turns.
 
-    ptx: the text of the units that runs, "native" or "portable". arithmetic: of tensor-core sums, "float64" or
-    "hardware". checks: track which memory was written. budget: instructions at most that a batch of blocks issues.
-    timeout: seconds at most that a launch may take. bank_conflicts: count them per line. races: find accesses of two
-    threads to shared memory, and of two blocks to global memory, that nothing orders (slow); "strict": also of threads
-    that store equal bytes. strict: checks, races, and every launch once in each schedule. profile: note where time
-    goes. schedule: "together" runs all warps side by side, "warps" each as far as it can alone, which shows a missing
-    barrier. `emulator` is the Emulator itself, with its counts. on_device: gives an emulator of the same kind by its
-    number; this one has memory of its own.
+    ptx: which text of the units runs, "native" or "portable". on_device: returns the emulator of the same kind with a
+    device number; each has its own memory. ordinal: the number of this one. The other options are those of `Emulator`:
+
+    arithmetic: rounding of tensor-core sums, "float64" or "hardware". checks: track which bytes were written. budget:
+    the most instructions that a batch of blocks may issue. timeout: the most seconds that a launch may take.
+    bank_conflicts: count them per PTX line. races: find unordered accesses of two threads to shared memory and of two
+    blocks to global memory (slow); "strict": stores of equal bytes count, too. strict: checks, races, and every launch
+    once in each schedule. profile: measure where time goes. schedule: "together" runs all warps side by side; "warps"
+    runs one warp at a time as far as it can go, which exposes a missing barrier.
+
+    `emulator` is the Emulator, with its counts.
     """
 
     name = "emulator"
@@ -154,16 +161,16 @@ class EmulatorBackend:
         self.own_queue = self.new_queue()
 
     def describe(self) -> str:
-        """Machine, text and arithmetic; the device's number where it is not the first."""
+        """A text with machine, device number (unless 0), kind of PTX and arithmetic."""
         number = f" (device {self.ordinal})" if self.ordinal else ""
         return f"emulator{number}, {self.ptx} PTX, {self.arithmetic} arithmetic"
 
     def on_device(self, ordinal: int) -> "EmulatorBackend":
-        """Another emulator of the same kind, with memory of its own."""
+        """The emulator of the same kind with a device number; it has its own memory."""
         return self if ordinal == self.ordinal else self._on_device(ordinal)
 
     def module(self, unit: str) -> EmulatorModule:
-        """Load a compiled unit's text once."""
+        """Load the text of a compiled unit; later calls return the same module."""
         with self._turn:
             if unit not in self._modules:
                 portable = self.ptx == "portable"
@@ -173,9 +180,9 @@ class EmulatorBackend:
             return self._modules[unit]
 
     def open(self, path: Path) -> EmulatorModule:
-        """Load any PTX text; FileError for binaries, which only a GPU runs.
+        """Load any PTX file; raises FileError for binaries, which only a GPU runs.
 
-        The emulator forgets it, and what it counted of it, when nothing refers to the result or its entries.
+        The emulator unloads it, with its counts, when nothing refers to the result or its entries.
         """
         data = read_bytes(path)
         kind = module_kind(path, data)
@@ -186,24 +193,24 @@ class EmulatorBackend:
         return self.open_text(data.decode("utf-8", "replace"), path.name, hashlib.sha256(data).hexdigest())
 
     def kept_text(self, text: str, name: str) -> EmulatorModule:
-        """Load a PTX text that is in memory; the last ones stay loaded, for compilers that hand over the same text
-        again."""
+        """Load a PTX text from memory. The latest `_TEXTS_KEPT` texts stay loaded, for compilers that load the same
+        text again."""
         digest = hashlib.sha256(text.encode()).hexdigest()
         with self._turn:
             module = self._texts.pop((name, digest), None) or self.open_text(text, name, digest)
-            self._texts[name, digest] = module  # the latest is last
+            self._texts[name, digest] = module  # the most recently used text is last
             if len(self._texts) > _TEXTS_KEPT:
                 del self._texts[next(iter(self._texts))]
             return module
 
     def open_text(self, text: str, name: str, digest: str) -> EmulatorModule:
-        """Load a PTX text that is in memory, as `open` does; `name` stands in messages."""
+        """Load a PTX text from memory, as `open` does; messages use `name`."""
         with self._turn:
             loaded = self.emulator.load_text(text, name=name, whole=True)
             return EmulatorModule(name, loaded, digest, _File(self._turn, loaded))
 
     def alloc(self, nbytes: int, queue: Queue | None = None) -> int:
-        """New memory, which nothing has written; never reused, so that uses after the end are found."""
+        """Allocate uninitialized memory. Addresses are never reused, so that every use after free is a fault."""
         with self._turn:
             try:
                 address = self.emulator.alloc(nbytes)
@@ -215,14 +222,14 @@ class EmulatorBackend:
             return address
 
     def free(self, memory: Any) -> None:
-        """Give memory back, before anything else is done with the emulator. Finalizers call this: it takes no lock."""
+        """Free memory, before the next call of the emulator. Finalizers call this, so it takes no lock."""
         self._turn.leave(memory.address)
 
     def reclaim(self, queue: Queue, blocks: dict[int, list[int]]) -> None:
-        """Queues keep none here."""
+        """Nothing to do: queues keep no memory."""
 
     def _give_back(self, left: int | LoadedModule) -> None:
-        """Give back what a finalizer left: an array's memory, or a text."""
+        """Free what a finalizer queued: the memory of an array, or a text."""
         if isinstance(left, LoadedModule):
             self.emulator.unload(left)
         else:
@@ -230,12 +237,12 @@ class EmulatorBackend:
             self.emulator.free(left)
 
     def memory_info(self) -> MemoryInfo:
-        """Bytes of live arrays; the host's memory has no limit that is known here."""
+        """Bytes of live arrays; the limit is unknown (0)."""
         with self._turn:
             return MemoryInfo(self.describe(), sum(self._sizes.values()), 0)
 
     def trim(self) -> None:
-        """Nothing is kept."""
+        """Nothing to do: freed memory is not kept."""
 
     def write(self, address: int, host: np.ndarray, stream=None) -> None:
         """Copy a contiguous array in."""
@@ -254,7 +261,7 @@ class EmulatorBackend:
         self.write(address, host)
 
     def packet(self, entry: Entry, grid, block, shared_bytes: int, params: bytes) -> EmulatorPacket:
-        """A launch that is ready."""
+        """A prepared launch."""
         return EmulatorPacket(self, entry, grid, block, shared_bytes, params)
 
     def execute(self, entry: Entry, grid, block, shared_bytes: int, params: bytes) -> None:
@@ -268,11 +275,11 @@ class EmulatorBackend:
                     "threads at once"
                 ) from error
 
-    # Streams. Everything is done when a call returns, so they are names without an order to keep.
+    # Streams. Every call is complete on return, so a stream imposes no order.
 
     def queue(self, stream=None) -> Queue:
-        """The queue of a stream: that of `with stream:` or the only other for None; integers and `__cuda_stream__` mean
-        nothing here."""
+        """The queue of a stream. None: the queue of `with stream:`, or else the emulator's own. Integer handles and
+        objects with `__cuda_stream__`: the emulator's own."""
         if stream is None:
             queue = scope().queue
             return queue if queue is not None and queue.backend is self else self.own_queue
@@ -290,40 +297,40 @@ class EmulatorBackend:
         raise ArgumentError(f"stream is {stream!r}; pass None, an integer handle or an object with __cuda_stream__")
 
     def new_queue(self, priority: int = 0) -> Queue:
-        """A stream in name."""
+        """A new queue; it behaves like every other one."""
         return Queue(self, 0)
 
     def synchronize(self, stream=None) -> None:
-        """Nothing to wait for: a launch is over when it returns."""
+        """Nothing to wait for: launches are complete on return."""
         self.queue(stream)
 
     def reached(self, mark: Any, wait: bool = False) -> bool:
-        """Always."""
+        """Always True: work is complete on return."""
         return True
 
     def mark(self, stream=None) -> Queue:
-        """Everything is done already."""
+        """The queue of the stream; work is complete already."""
         return self.queue(stream)
 
     def wait(self, stream, mark: Any) -> None:
-        """Everything is done already."""
+        """Nothing to wait for: work is complete already."""
 
     def gather(self, marks: tuple) -> tuple:
-        """Everything is done already."""
+        """No marks to wait for: work is complete already."""
         return ()
 
     def timed_event(self, queue: Queue) -> "Moment":
         """The time now."""
         return Moment(time.perf_counter())
 
-    # Graphs. What is recorded for a graph is run again call by call; see graphs.py.
+    # Graphs. graphs.py records the launches of a graph and runs them again one by one.
 
     def capture(self, queue: Queue) -> "Capture":
-        """Launches are recorded above this seam."""
+        """Start a capture. graphs.py records the launches itself."""
         return Capture()
 
     def is_capturing(self, queue: Queue) -> bool:
-        """Never."""
+        """Always False."""
         return False
 
 
@@ -334,12 +341,12 @@ class Moment:
     seconds: float
 
     def milliseconds_after(self, start: "Moment") -> float:
-        """Between two moments."""
+        """Milliseconds from `start` to this moment."""
         return (self.seconds - start.seconds) * 1e3
 
 
 class Capture:
-    """What is gathered on a machine that gathers nothing."""
+    """A capture on the emulator, which has no graphs of its own."""
 
     def end(self, keep: bool) -> None:
-        """There is nothing but the record."""
+        """Nothing to instantiate: graphs.py holds the record."""

@@ -1,8 +1,8 @@
-"""Barriers of a block: bar and barrier, sync, arrive and red (PTX ISA 9.7.13.1).
+"""Barriers of a block: the sync, arrive and red forms of bar and barrier (PTX ISA 9.7.13.1).
 
-A block has 16 barriers. Without a thread count a barrier waits for every thread of the block that has not exited (as
-compute capability 7.0 and newer do); with one, for that many threads, where a warp that has arrived completely counts
-as 32, however many of its lanes exist. `bar` is `barrier.aligned`: the threads of a warp arrive together.
+A block has 16 barriers. Without a thread count, a barrier waits for every thread of the block that has not exited (as
+on compute capability 7.0 and newer). With a thread count, it waits for that many threads; a warp of which all live
+threads arrived counts as 32. `bar` is `barrier.aligned`: the threads of a warp arrive together.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .instruction import Blocking, Fault, Semantics, Unsupported, define, distin
 
 _BARRIERS = 16
 _WARP = 32
-_EVERYBODY = 0  # the count of a barrier that names none
+_EVERYBODY = 0  # the count of a barrier without a thread count
 _IDLE = -1
 
 #: The result of a reduction for each block, from votes and arrivals of shape (blocks, lanes).
@@ -25,7 +25,7 @@ _REDUCTIONS = {
 
 
 class _Barrier:
-    """One barrier number in all blocks of a batch: who has arrived, who waits, and what for."""
+    """One barrier number in all blocks of a batch: the threads that arrived and that wait, their votes, the count."""
 
     def __init__(self, number: int, batch):
         self.number = number
@@ -40,7 +40,7 @@ class _Barrier:
         self.results: list = []  # (threads, block, lanes) that await the result of a reduction
 
     def arrive(self, threads, chosen: np.ndarray, count: np.ndarray, *, waits: bool, reduction: str, votes) -> None:
-        """Let threads arrive: `chosen` are positions among those that execute the instruction, `count` is theirs."""
+        """Let threads arrive. chosen: positions (n,) among the executing threads. count: their thread counts (n,)."""
         lanes = threads.lane[chosen]
         block, lane = np.divmod(lanes, self.lanes.shape[1])
 
@@ -63,7 +63,7 @@ class _Barrier:
             self.results.append((threads, block, lanes))
 
     def release(self, blocks: np.ndarray) -> None:
-        """Complete the barrier in those of `blocks` where enough threads have arrived, and wake who waits."""
+        """Complete the barrier in those of `blocks` where enough threads arrived, and wake the waiting threads."""
         blocks = blocks[self.count[blocks] != _IDLE]
         alive = self.batch.alive.reshape(self.lanes.shape)
         arrived = self.arrived[blocks]
@@ -91,7 +91,7 @@ class _Barrier:
         self.batch.synchronized(self.lanes[blocks][arrived])
 
     def _deliver(self, completed: np.ndarray) -> None:
-        """Write the reductions of completed blocks to the threads that asked for them."""
+        """Write the results of reductions to the threads of completed blocks."""
         kept = []
         for threads, block, lanes in self.results:
             ready = np.isin(block, completed)
@@ -105,7 +105,7 @@ class _Barrier:
 
 
 def _barriers(batch) -> dict[int, _Barrier]:
-    """The barriers of a batch that were used so far; made on first use."""
+    """The barriers of a batch by number; `_arrive` adds one on its first use."""
     if "barriers" not in batch.state:
         barriers = batch.state["barriers"] = {}
 
@@ -157,8 +157,9 @@ def bar(modifiers: tuple[str, ...]) -> Semantics:
 def barrier(modifiers: tuple[str, ...]) -> Semantics:
     """barrier{.cta}.sync{.aligned} a{, b}: wait at barrier a, for b threads or for all.
 
-    barrier{.cta}.arrive{.aligned} a, b: arrive, do not wait. barrier{.cta}.red.popc{.aligned}.u32 d, a{, b}, p and
-    barrier{.cta}.red.{and|or}{.aligned}.pred q, a{, b}, p: wait, then how many p were true, whether all, whether any.
+    barrier{.cta}.arrive{.aligned} a, b: arrive without waiting.
+    barrier{.cta}.red.popc{.aligned}.u32 d, a{, b}, p: wait, then d is the number of threads with p.
+    barrier{.cta}.red.{and|or}{.aligned}.pred q, a{, b}, p: wait, then q is whether all, or any, of the threads have p.
     """
     words = tuple(word for word in modifiers if word != "aligned")
     return _barrier_semantics("barrier", words, aligned=len(words) < len(modifiers))

@@ -1,11 +1,11 @@
-"""Bulk copies: cp.async.bulk and cp.reduce.async.bulk, and those of tensors (PTX ISA 9.7.9.25.4 and 9.7.9.25.5).
+"""Bulk copies: cp.async.bulk and cp.reduce.async.bulk, with and without tensors (PTX ISA 9.7.9.25.4 and 9.7.9.25.5).
 
-Copies into shared memory complete bytes on an mbarrier and land when its phase is waited for (see mbarrier.py). Copies
-out of it belong to bulk groups of their thread: wait_group.read reads their source, wait_group writes their
-destination, each as late as that; the end of the thread does both. Until then the bytes may be neither read nor
-written, which `checks` and `races` tell.
+A copy into shared memory completes bytes on an mbarrier. It lands when a thread waits for that phase (see mbarrier.py).
+A copy out of shared memory belongs to a bulk group of its thread. It reads its source at wait_group.read and writes its
+destination at wait_group, no earlier; the exit of the thread does both. Until then an access to these bytes is a fault
+with `checks` or `races`.
 
-The state space .shared::cluster means the own block: a cluster has one. A multicast goes to that block.
+A cluster has one block, so .shared::cluster is the block's own shared memory, and a multicast goes to that block.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _INTO_SHARED = {
 
 
 def _values(parts: list[Part], count: int, unit: int) -> np.ndarray:
-    """The elements behind parts, as bytes (count, unit); what no part covers is zero."""
+    """The elements of parts as bytes (count, unit); elements that no part covers are zero."""
     values = np.zeros((count, unit), np.uint8)
     for region, index, where in parts:
         found = region.elements(unit).take(index).view(np.uint8).reshape(-1, unit)
@@ -52,7 +52,7 @@ def _values(parts: list[Part], count: int, unit: int) -> np.ndarray:
 
 
 class _Update:
-    """An operation of cp.reduce.async.bulk on elements of a type: (bytes there, bytes that come) -> bytes."""
+    """An operation of cp.reduce.async.bulk on elements of a type: (old bytes, new bytes) -> bytes."""
 
     def __init__(self, operation: str, type: str):
         self.dtype, self.function = combination(operation, type)
@@ -63,9 +63,9 @@ class _Update:
 
 
 class _Side:
-    """One side of a copy of one thread: elements of `unit` bytes, checked when the copy is issued.
+    """The source or the destination of one thread's copy: elements of `unit` bytes, checked when the copy is issued.
 
-    What is written and `updated` is read as well.
+    updated: a destination that is read, too, for a reduction.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class _Side:
 
     @property
     def places(self) -> np.ndarray:
-        """Where the elements lie in the shared memory of the batch, in bytes."""
+        """Byte offsets of the elements in the shared memory of the batch."""
         return self.parts[0].index * self.unit if self.parts else np.zeros(0, np.int64)
 
 
@@ -120,9 +120,9 @@ def _await(
     filling=None,
     update=None,
 ) -> None:
-    """Let a copy land on a barrier, or with an `_Update` what it makes of the target.
+    """Queue a copy that completes on an mbarrier; with an `_Update` it combines the source with the target.
 
-    `inside`: the elements that the source gives; the others are `filling`.
+    inside: mask of the elements that come from the source; the others get the bytes of `filling`. None: all do.
     """
     batch, lane = threads.batch, int(threads.lane[position])
     if update is None:
@@ -143,7 +143,7 @@ def _await(
 
 
 def _flat(value, threads) -> list[int]:
-    """An operand as one Python number per thread."""
+    """An operand as a list with one Python number per thread."""
     return np.broadcast_to(np.asarray(value), len(threads.lane)).tolist()
 
 
@@ -153,7 +153,7 @@ def _check_chunks(position: int, *numbers: int) -> None:
 
 
 def _check_multicast(threads, mask) -> None:
-    """A multicast names the blocks of the cluster that get the data; there is one."""
+    """Check that the mask of a multicast names block 0, the only block of the cluster."""
     wrong = np.broadcast_to(np.asarray(mask) != 1, len(threads.lane))
     if wrong.any():
         found = np.broadcast_to(mask, len(wrong))[int(np.argmax(wrong))]
@@ -187,7 +187,7 @@ def _load(space: str, multicast: bool = False, update: _Update | None = None):
 
 
 class _Store:
-    """A copy out of shared memory: first its source is read, later its destination written."""
+    """A copy out of shared memory: `read` reads the source, `write` writes the destination later."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class _Store:
         self.observer = threads.batch.observer
         self.source, self.target, self.inside = source, target, inside
         self.values: np.ndarray | None = None
-        if update is None:  # several may update the same elements
+        if update is None:  # not for reductions: several may update the same elements
             target.mark(IN_FLIGHT)
         if self.observer is not None:
             self.observer.lent(self.lane, source.places, source.unit)
@@ -222,7 +222,7 @@ class _Store:
 
 
 class _Stores:
-    """The copies out of shared memory that a batch has not finished, and how many groups each thread has committed."""
+    """The pending copies out of shared memory of a batch, and the number of groups that each thread committed."""
 
     def __init__(self, batch):
         self.batch = batch
@@ -231,7 +231,8 @@ class _Stores:
         batch.on_exit(lambda lanes: self.finish(lanes, self.committed + 1))
 
     def finish(self, lanes: np.ndarray, limit: np.ndarray, read_only: bool = False) -> None:
-        """Perform what these threads issued in groups below the limit of each."""
+        """Perform the copies of these threads whose group number is below `limit` of the thread; with `read_only`, read
+        their sources only."""
         if not self.pending:
             return
         chosen = np.zeros(self.batch.lanes, bool)
@@ -274,7 +275,7 @@ def _store(update: _Update | None = None):
 
 
 def _map(threads, position: int, address: int, rank: int, im2col: bool = False) -> TensorMap:
-    """The tensor map at a generic address, of the mode that the instruction names."""
+    """The tensor map at a generic address; a fault unless it has the rank and the mode of the instruction."""
     memory = threads.batch.memory
     allocation = memory.find(address)
     offset = address - allocation.base if allocation is not None else 0
@@ -299,7 +300,8 @@ def _mode(im2col: bool) -> str:
 
 
 def _box(threads, position: int, map: TensorMap, shared: int, coordinates: list[int], offsets: Sequence[int] = ()):
-    """(unit, shared addresses, global addresses, inside or None) of the box at these coordinates."""
+    """(unit, shared addresses, global addresses, mask inside the tensor or None for all) of the box at these
+    coordinates."""
     if shared % _BOX_ALIGNMENT:
         raise Fault(
             f"copies a box at 0x{shared:x} of shared memory, which is no multiple of {_BOX_ALIGNMENT}", position
@@ -313,7 +315,7 @@ def _box(threads, position: int, map: TensorMap, shared: int, coordinates: list[
 
 
 def _tensor_update(operation: str, dtype: str, position: int) -> _Update:
-    """The operation on elements of a tensor map's type."""
+    """The operation on elements of the type of a tensor map."""
     type = f"b{dtype[1:]}" if operation in ("and", "or", "xor") and dtype[0] in "us" else dtype
     if type not in _INTO_GLOBAL[operation] or dtype == "f64":
         raise Fault(f"reduces a box with .{operation}, which there is not for a tensor of {dtype}", position)
@@ -367,7 +369,7 @@ def _store_tensor(rank: int, operation: str = ""):
 
 
 def _taken(modifiers: tuple[str, ...], *hints: str) -> tuple[tuple[str, ...], set[str]]:
-    """The modifiers without the optional ones, and which of those were there."""
+    """(the modifiers without the optional ones, the optional ones among them)."""
     return tuple(word for word in modifiers if word not in hints), {word for word in modifiers if word in hints}
 
 
@@ -506,7 +508,7 @@ def commit_group(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("cp.async.bulk.wait_group")
 def wait_group(modifiers: tuple[str, ...]) -> Semantics:
-    """cp.async.bulk.wait_group{.read} N: all but the latest N groups of this thread are written, or with .read read."""
+    """cp.async.bulk.wait_group{.read} N: perform all but the latest N groups of this thread, with .read their reads."""
     if modifiers not in ((), ("read",)):
         raise Unsupported("expected .read or no modifier")
 
@@ -519,7 +521,7 @@ def wait_group(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("tensormap.replace")
 def tensormap_replace(modifiers: tuple[str, ...]) -> Semantics:
-    """tensormap.replace: refused. A map here is what tensor_map.py encodes, not the 128 bytes of a GPU."""
+    """tensormap.replace: refused, because maps have the format of tensor_map.py, not that of a GPU."""
     raise Unsupported(
         "tensor maps are not changed by kernels here; encode one for each shape (ptxrt.emulator.tensor_map) and pass it"
     )

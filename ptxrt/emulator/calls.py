@@ -1,8 +1,8 @@
-"""What the generated function of a basic block calls at run time, by the names of `NAMESPACE`.
+"""The run time of generated code: the functions that a basic block calls, by the names of `NAMESPACE`.
 
-The functions get the executing threads (`Executing` in machine.py) and pass what an instruction's own function wants:
-the threads whose guard holds, whole warps as (warps, 32) arrays, threads that may have to wait. Nothing here knows how
-code is generated, nor how threads are scheduled.
+They take the executing threads (`Executing` in machine.py) and call the function of an instruction (instruction.py)
+with the arguments of its kind: the threads whose guard holds, whole warps as (warps, 32) arrays, or threads that may
+have to wait. This module depends neither on code generation nor on scheduling.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FULL_MASK = 0xFFFFFFFF
 
 
 class Threads:
-    """The threads that execute a blocking instruction, as its function sees them."""
+    """The threads that execute a blocking instruction: the first argument of its function."""
 
     def __init__(self, executing: Executing, targets: tuple[tuple[str, int], ...]):
         self.executing = executing
@@ -47,23 +47,23 @@ class Threads:
         return self.lane // WARP
 
     def park(self, why: str) -> None:
-        """All of these threads wait before the next instruction, until `Batch.wake`."""
+        """Make all of these threads wait before the next instruction, until `Batch.wake`."""
         self.batch.park(self.lane, why)
 
     def write(self, values, lane_ids: np.ndarray) -> None:
-        """Set the destination of this instruction for some of these threads, now or at a later time."""
+        """Set the destination of this instruction for some of these threads; also valid while they wait."""
         values = values if isinstance(values, tuple) else (values,)
         for (kind, row), value in zip(self.targets, values):
             self.batch.write_row(kind, row, lane_ids, value)
 
 
 def full(count: int, value, dtype: str) -> np.ndarray:
-    """A scalar result for every thread."""
+    """An array (count,) of one value, for results that all threads share."""
     return np.full(count, value, dtype)
 
 
 def canonical(value: np.ndarray, type: str = "f32") -> np.ndarray:
-    """Floats with every NaN as PTX writes it; the array itself if there is none."""
+    """Floats with every NaN replaced by the canonical one of PTX; the array itself if it has no NaN."""
     bad = np.isnan(value)
     if not bad.any():
         return value
@@ -73,7 +73,7 @@ def canonical(value: np.ndarray, type: str = "f32") -> np.ndarray:
 
 
 def guard(executing: Executing, predicate: np.ndarray):
-    """(threads, positions) for which a guard holds: None for nobody; positions are a slice for all."""
+    """(threads, positions) where a guard holds; None if it holds nowhere, positions slice(None) if everywhere."""
     if predicate.ndim == 0:
         return (executing, slice(None)) if predicate else None
     if predicate.all():
@@ -83,7 +83,7 @@ def guard(executing: Executing, predicate: np.ndarray):
 
 
 def pick(value, positions):
-    """The elements of an argument at positions; shared values stay as they are."""
+    """The elements of an argument at positions; 0-d values are unchanged."""
     if isinstance(value, tuple):
         return tuple(pick(element, positions) for element in value)
     return value if np.ndim(value) == 0 else value[positions]
@@ -108,7 +108,7 @@ def _shaped(value):
 
 
 def prepared(executing: Executing, function: Callable, operand):
-    """An operand of a warp instruction in the form that its function wants."""
+    """Apply the `prepare` function of a warp instruction to one operand, as (warps, 32) arrays."""
     if not executing.whole:
         raise Fault(_not_whole(executing))
     return function(_shaped(operand))
@@ -181,7 +181,7 @@ def warps(executing: Executing, function: Callable, arguments: tuple, semantics:
 
 
 def _check_mask(executing: Executing, mask: np.ndarray, ids: np.ndarray, active) -> None:
-    """A membermask names the thread itself, and only threads that are here or have exited."""
+    """Check that each membermask names its own thread, and otherwise only threads that execute with it or exited."""
     bits = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
     here = np.broadcast_to(active, mask.shape)
     missing_self = here & ((mask & bits) == 0)
@@ -224,7 +224,7 @@ def _flat(results, count: int) -> tuple:
 
 
 def blocking(executing: Executing, function: Callable, arguments: tuple, targets: tuple, aligned: bool) -> None:
-    """Call the function of a blocking instruction."""
+    """Call the function of a blocking instruction; an aligned one must have all live threads of each warp."""
     batch = executing.batch
     if aligned and executing.lanes is not None:
         lanes = executing.lanes
@@ -248,7 +248,7 @@ def blocking(executing: Executing, function: Callable, arguments: tuple, targets
     function(Threads(executing, targets), *arguments)
 
 
-#: What generated code calls, by the names it uses.
+#: The global names of generated code.
 NAMESPACE = {
     "full": full,
     "canonical": canonical,

@@ -1,9 +1,9 @@
-"""What is found out beside the result: executions per PTX line, shared-memory bank conflicts, races.
+"""Analyses beside the results: executions per PTX line (coverage), shared-memory bank conflicts, data races.
 
-`Coverage` sums executions over processes: with the environment variable PTXRT_COVERAGE every process writes its
-counts into that directory when it ends, and `merge` adds them up.
-
-Conflicts and races are found by an `Observer` of one batch, which sees every access to shared memory.
+`Coverage` collects the counts of a process: if the environment variable PTXRT_COVERAGE names a directory, every process
+writes its counts there at exit, and `merge` sums them. `Observer` sees every access of one batch to shared memory: it
+counts bank conflicts and finds races between threads. `GlobalRaces` sees the accesses of one launch to global memory:
+it finds races between blocks. memory.py and machine.py report accesses and synchronization to both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Counts = dict[str, dict[str, Lines]]  # module -> entry -> line -> count
 
 
 def line_counts(code, counts: list[int]) -> Lines:
-    """{PTX line: threads that executed it} of a translated entry; instances of an inlined line are added up."""
+    """{PTX line: threads that executed it} of a translated entry; copies of an inlined line are summed."""
     found: Lines = {}
     for block, count in zip(code.program.blocks, counts):
         instructions = block.instructions + ([block.end] if block.end is not None else [])
@@ -41,7 +41,7 @@ def line_counts(code, counts: list[int]) -> Lines:
 
 
 class Coverage:
-    """Counts of all entries that this process launches, written to a directory when it ends."""
+    """Counts of all entries that this process launches, written to a directory at exit."""
 
     def __init__(self, directory: Path):
         self.directory = directory
@@ -49,7 +49,7 @@ class Coverage:
         atexit.register(self.write)
 
     def add(self, module: str, entry: str, code, counts: list[int]) -> None:
-        """Remember an entry's counts, which go on growing."""
+        """Register an entry; its list of counts is read at exit."""
         self.entries.append((module, entry, code, counts))
 
     def write(self) -> None:
@@ -66,7 +66,7 @@ class Coverage:
 
 
 def add_counts(total: Counts, module: str, entry: str, lines: Lines) -> None:
-    """Add the counts of an entry's lines to what is there."""
+    """Add the counts of an entry's lines to `total`, in place."""
     into = total.setdefault(module, {}).setdefault(entry, {})
     for line, count in lines.items():
         into[int(line)] = into.get(int(line), 0) + count
@@ -76,7 +76,7 @@ _collector: Coverage | None = None
 
 
 def collector() -> Coverage | None:
-    """The process's coverage, if PTXRT_COVERAGE names a directory."""
+    """The coverage of this process; None unless PTXRT_COVERAGE names a directory."""
     global _collector
     if _collector is None and os.environ.get("PTXRT_COVERAGE"):
         _collector = Coverage(Path(os.environ["PTXRT_COVERAGE"]))
@@ -84,7 +84,7 @@ def collector() -> Coverage | None:
 
 
 def merge(directory) -> Counts:
-    """The sum of all counts in a directory: {module: {entry: {PTX line: threads}}}; lines never executed have 0."""
+    """The sum of all counts in a directory: {module: {entry: {PTX line: threads}}}; 0 for lines that never ran."""
     total: Counts = {}
     for path in sorted(Path(directory).glob("*.json")):
         for module, entries in json.loads(path.read_text()).items():
@@ -94,8 +94,7 @@ def merge(directory) -> Counts:
 
 
 def coverage_table(emulator) -> list[str]:
-    """The entries that were launched, with the share of their PTX lines that ran, and those that did not; as lines of
-    text."""
+    """A table as lines of text: for each launched entry, how many of its PTX lines ran, and the lines that did not."""
     rows = [("module", "entry", "lines run", "of", "not run")]
     for module, entries in emulator.coverage().items():
         for entry, lines in entries.items():
@@ -105,8 +104,8 @@ def coverage_table(emulator) -> list[str]:
 
 
 def conflicts_table(emulator) -> list[str]:
-    """The lines with bank conflicts, worst first: module, entry, PTX line, source line, extra passes; as lines of
-    text."""
+    """A table as lines of text: module, entry, PTX line, source line and extra passes of each line with bank
+    conflicts, worst first."""
     rows = []
     labels = dict(reversed(emulator.labels()))
     for module, entries in emulator.bank_conflicts.items():
@@ -128,7 +127,7 @@ def _sources(module, entry: str) -> dict[int, str]:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """`3, 5-9, 12`; the first ten of them."""
+    """Ascending numbers as ranges, such as `3, 5-9, 12`; at most ten ranges."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][1] + 1:
@@ -149,7 +148,7 @@ def _columns(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def current_line(batch) -> int:
-    """The PTX line that generated code is executing, 0 outside of it."""
+    """The PTX line that generated code executes now, found on the Python stack; 0 outside of generated code."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -162,11 +161,13 @@ def current_line(batch) -> int:
 
 
 def conflicts(lanes: np.ndarray, offset: np.ndarray, size: int) -> int:
-    """Extra passes that accesses of `size` bytes at shared byte offsets need, over all warps.
+    """Extra passes of accesses of `size` bytes at shared byte offsets, summed over all warps.
 
-    Thirty-two banks of 4 bytes; a warp's access goes in one phase up to 4 bytes, in two of 16 lanes at 8 bytes, in four
-    of 8 lanes at 16 bytes; lanes that want the same word share it. Source: CUDA C++ programming guide, shared memory;
-    the phases as in NVIDIA's description of ldmatrix (eight rows of 16 bytes at a time).
+    Shared memory has 32 banks of 4 bytes. An access of a warp takes one phase for up to 4 bytes per lane, two phases of
+    16 lanes for 8 bytes, four phases of 8 lanes for 16 bytes. Lanes that access the same word share it (broadcast). A
+    phase takes max over banks of (distinct words in the bank) passes; the first pass is not counted.
+    Source: CUDA C++ programming guide, shared memory; the phases as in NVIDIA's description of ldmatrix (eight rows of
+    16 bytes at a time).
     """
     words = max(size // 4, 1)
     per_phase = WARP // words
@@ -181,32 +182,33 @@ def conflicts(lanes: np.ndarray, offset: np.ndarray, size: int) -> int:
 
 
 class Observer:
-    """Sees the accesses of one batch to shared memory: counts bank conflicts, and finds races.
+    """Observes the accesses of one batch to shared memory: counts bank conflicts and finds races.
 
-    Races: every thread has a vector clock, the latest step of each other thread of its block that happened before what
-    it does now. A barrier of the block, of named threads or of a warp (bar.warp.sync) joins the clocks of who meets
-    there. An mbarrier carries the clocks of who arrives at a phase to who sees the phase complete. Two accesses to a
-    byte by different threads, at least one of them a write, are a race where neither happened before the other; the
-    order in which the emulator ran them does not matter.
+    Happens-before is tracked with vector clocks. The clock of a thread holds, for each thread of its block, the latest
+    step that happened before the thread's current step. A barrier of the block, of some of its threads or of a warp
+    (bar.warp.sync) joins the clocks of the threads that meet. An mbarrier takes the clocks of the threads that arrive
+    at a phase and passes them to the threads that observe its completion. Two accesses to a byte by different threads
+    are a race if at least one is a write and neither happened before the other. The order in which the emulator runs
+    them does not matter.
 
-    Asynchronous copies write, or read, from when they are issued until they are known to be over: an access by anyone
-    in between is a race. cp.async is over for its own thread at its wait. What completes on an mbarrier is done by an
-    agent of its own, from which only the barrier tells; an agent stands in the clocks behind the threads. Bulk copies
-    go through the async proxy: they read what a thread wrote, and write over it, only behind a fence.proxy.async. What
-    is fenced has clocks of its own, in the second half. (What a thread has read may be written over without one, as
-    pipelines do that hand a buffer back by an mbarrier alone.)
+    An asynchronous copy accesses memory from its issue until its completion is known; any other access in between is
+    a race. cp.async completes for its own thread at its wait. A copy that completes on an mbarrier belongs to an agent:
+    a pseudo-thread with an index after those of the threads, whose steps become known through that barrier only. Bulk
+    copies use the async proxy. They may read or overwrite bytes that a thread wrote only after a fence.proxy.async: the
+    second half of each clock holds the steps that are fenced. (Bytes that a thread only read may be overwritten without
+    a fence, as in pipelines that return a buffer by an mbarrier alone.)
 
-    Most accesses are older than the last barrier of their whole block, behind which they are over for everybody: an
-    epoch counts these barriers, and only places of the present one are looked at more closely.
+    A barrier of the whole block orders all earlier accesses before all later ones. An epoch counts these barriers, and
+    only accesses of the current epoch are compared by their clocks.
     """
 
     def __init__(self, batch, count_conflicts: bool, find_races: bool, strict: bool = False):
         self.batch = batch
         self.counts: Lines | None = batch.launch.conflict_lines if count_conflicts else None
         self.races = find_races
-        self.strict = strict  # stores of equal bytes are races, too
+        self.strict = strict  # whether stores of equal bytes are races, too
         if find_races:
-            self.unit = 4  # bytes of a place, whose accesses are remembered together
+            self.unit = 4  # bytes of a place, the granularity at which accesses are recorded
             size, self.lanes = len(batch.shared.data) // self.unit, batch.warps * WARP
             self.agents = self.lanes + _AGENTS
             self.clock = np.zeros((batch.blocks, self.lanes, 2 * self.agents), np.int32)
@@ -215,7 +217,7 @@ class Observer:
             self.agent_clock = np.zeros((batch.blocks, _AGENTS), np.int32)
             self.barrier_clocks: dict[
                 int, tuple[np.ndarray, np.ndarray]
-            ] = {}  # of the current phase, of the complete ones
+            ] = {}  # (clock of the current phase, clock of the completed phases)
             self.writer = np.full(size, -1, np.int16)
             self.write_clock = np.zeros(size, np.int32)
             self.write_line = np.zeros(size, np.int32)
@@ -235,10 +237,10 @@ class Observer:
         used: int | None = None,
         values: np.ndarray | None = None,
     ) -> None:
-        """Note an access at byte offsets from the start of each thread's shared memory; bytes outside of `used` do not
-        count.
+        """Record an access at byte offsets from the start of each thread's shared memory.
 
-        values: what is stored, one element or one for each thread, where that is known.
+        used: mask of the bytes that count, None for all. values: the stored elements, one or one for each thread; None
+        where they are not known.
         """
         lanes = access.lane_ids if lane is None else access.lane_ids[lane]
         if self.counts is not None and verb in ("reads", "writes"):
@@ -257,8 +259,8 @@ class Observer:
                 self.check(lanes, flat + byte, 1, verb)
 
     def places(self, flat: np.ndarray, size: int) -> np.ndarray:
-        """The places of elements of `size` bytes at flat byte offsets: words, and bytes once less than a word was
-        touched."""
+        """The places of elements of `size` bytes at flat byte offsets. A place is a word; after the first access that
+        does not cover whole words, it is a byte."""
         flat = np.asarray(flat)
         if self.unit > 1 and (size % self.unit or (flat % self.unit).any()):
             self.split()
@@ -266,15 +268,15 @@ class Observer:
         return flat // self.unit if count == 1 else ((flat // self.unit)[:, None] + np.arange(count)).reshape(-1)
 
     def split(self) -> None:
-        """Remember bytes from here on; each begins with what is known of its word."""
+        """Record bytes instead of words from now on; each byte starts with the records of its word."""
         for name in ("writer", "write_clock", "write_line", "atomic", "read_clock", "write_epoch", "read_epoch"):
             setattr(self, name, np.repeat(getattr(self, name), self.unit, axis=0))
         self.unit = 1
 
-    # -- what orders threads ------------------------------------------------------------------------------------
+    # -- synchronization ----------------------------------------------------------------------------------------
 
     def synchronized(self, lanes: np.ndarray) -> None:
-        """Join the clocks of these threads, block by block."""
+        """Join the clocks of these threads, separately for each block."""
         if self.races:
             block, thread = np.divmod(np.asarray(lanes), self.lanes)
             for number in np.unique(block):
@@ -284,31 +286,31 @@ class Observer:
                     self.epoch[number] += 1
 
     def join(self, block: int, threads: np.ndarray) -> None:
-        """These threads of a block have met."""
+        """Join the clocks of these threads of a block, and start a new step of each."""
         self.clock[block, threads] = self.clock[block, threads].max(axis=0)
         self.clock[block, threads, threads] += 1
 
     def met_in_warps(self, lanes: np.ndarray, mask: np.ndarray) -> None:
-        """Join the clocks of the threads that each membermask names; both arrays are flat."""
+        """Join the clocks of the threads that each membermask names; `lanes` and `mask` are (n,) arrays."""
         if self.races:
             block, thread = np.divmod(lanes, self.lanes)
             for number, warp, names in np.unique(np.stack((block, thread // WARP, mask)), axis=1).T.tolist():
                 self.join(number, thread[(block == number) & (thread // WARP == warp) & (mask == names)])
 
     def clocks_of(self, barrier: int) -> tuple[np.ndarray, np.ndarray]:
-        """The clocks that an mbarrier holds: of the current phase, and of the phases before it."""
+        """(clock of the current phase, clock of the completed phases) of an mbarrier."""
         if barrier not in self.barrier_clocks:
             self.barrier_clocks[barrier] = np.zeros(2 * self.agents, np.int32), np.zeros(2 * self.agents, np.int32)
         return self.barrier_clocks[barrier]
 
     def renewed(self, barriers: np.ndarray) -> None:
-        """These mbarriers are new: nobody has arrived."""
+        """These mbarriers are initialized: their clocks start from zero."""
         if self.races:
             for barrier in np.unique(barriers).tolist():
                 self.barrier_clocks.pop(barrier, None)
 
     def released(self, lanes: np.ndarray, barriers: np.ndarray) -> None:
-        """Threads arrive at the mbarrier of each."""
+        """Each thread arrives at its mbarrier: the current phase takes its clock."""
         if self.races:
             block, thread = np.divmod(lanes, self.lanes)
             for barrier in np.unique(barriers).tolist():
@@ -318,13 +320,13 @@ class Observer:
             self.clock[block, thread, thread] += 1
 
     def completed(self, barrier: int) -> None:
-        """The current phase of an mbarrier is complete."""
+        """The current phase of an mbarrier completes."""
         if self.races:
             current, before = self.clocks_of(barrier)
             np.maximum(before, current, out=before)
 
     def acquired(self, lanes: np.ndarray, barriers: np.ndarray) -> None:
-        """Threads have seen a phase of the mbarrier of each complete."""
+        """Each thread observes the completion of a phase of its mbarrier: it takes the clock of completed phases."""
         if self.races:
             block, thread = np.divmod(lanes, self.lanes)
             for barrier in np.unique(barriers).tolist():
@@ -334,8 +336,8 @@ class Observer:
     # -- asynchronous copies ------------------------------------------------------------------------------------
 
     def landed(self, lanes: np.ndarray, flat: np.ndarray, size: int, barrier: int | None = None) -> None:
-        """Copies into shared memory are over, at flat byte offsets: for their threads, or for who waits for an
-        mbarrier."""
+        """Copies into shared memory at flat byte offsets are complete: for their own threads, or with `barrier` for the
+        threads that wait for that mbarrier."""
         if not self.races:
             return
         at = self.places(flat, size)
@@ -351,10 +353,10 @@ class Observer:
         current, _ = self.clocks_of(barrier)
         current[self.lanes + agent] = self.agent_clock[block, agent]
         self.writer[at], self.write_clock[at] = self.lanes + agent, self.agent_clock[block, agent]
-        self.write_epoch[at] = _NEVER_OVER  # a barrier of the threads says nothing of it
+        self.write_epoch[at] = _NEVER_OVER  # a barrier of the block does not order the copy
 
     def fenced(self, lanes: np.ndarray) -> None:
-        """What these threads know of is visible to bulk copies, too."""
+        """A proxy fence of these threads: copy their clocks into the fenced halves."""
         if self.races:
             block, thread = np.divmod(lanes, self.lanes)
             known = self.clock[block, thread]
@@ -363,7 +365,7 @@ class Observer:
             self.clock[block, thread, thread] += 1
 
     def lent(self, lane: int, flat: np.ndarray, size: int) -> None:
-        """A bulk copy out of shared memory reads these bytes until they are returned."""
+        """A bulk copy out of shared memory is issued; it reads these bytes until `returned`."""
         if not self.races:
             return
         at = self.places(flat, size)
@@ -372,10 +374,9 @@ class Observer:
         self.lends = True
 
     def check_fenced(self, lanes: np.ndarray, at: np.ndarray, does: str, count: int) -> None:
-        """A fault where a bulk copy of each of these threads meets a place that a thread wrote, and nobody has fenced
-        since.
+        """Raise a fault if the bulk copy of one of these threads accesses a place with an unfenced write of a thread.
 
-        count: places to a thread.
+        lanes, at: one thread and one place per element. count: places per thread.
         """
         block, thread = np.divmod(lanes, self.lanes)
         writer = self.writer[at]
@@ -393,7 +394,7 @@ class Observer:
             raise fault
 
     def returned(self, lane: int, flat: np.ndarray, size: int) -> None:
-        """The copy has read these bytes, and its thread knows."""
+        """The copy has read these bytes, and its thread has waited for it."""
         if self.races:
             thread = lane % self.lanes
             at = self.places(flat, size)
@@ -405,9 +406,9 @@ class Observer:
     def check(
         self, lanes: np.ndarray, flat: np.ndarray, size: int, verb: str, values: np.ndarray | None = None
     ) -> None:
-        """Compare with earlier accesses to the same bytes, and remember these.
+        """Compare accesses with earlier ones to the same bytes, then record them.
 
-        values: the bytes that are stored; those that are there already are no race with the store that left them.
+        values: the stored bytes. A store of equal bytes is no race with the store before.
         """
         at = self.places(flat, size)
         count = size // self.unit
@@ -422,7 +423,7 @@ class Observer:
         if verb in _BULK:
             self.check_fenced(owners, at, f"{verb} {size} bytes of shared memory", count)
         if verb in ("reads", READS_IN_BULK):
-            # A thread's own clock only grows; what is lent to a bulk copy stays so.
+            # The clock of a thread only grows, so plain assignment suffices; the maximum keeps reads of bulk copies.
             self.read_clock[at, thread] = np.maximum(self.read_clock[at, thread], mine) if self.lends else mine
             self.read_epoch[at] = np.maximum(self.read_epoch[at], epoch) if self.lends else epoch
             return
@@ -437,7 +438,8 @@ class Observer:
         self.write_line[at] = current_line(self.batch)
         if verb == "updates":
             return
-        both = self.writer[at] // WARP != thread // WARP  # in one warp, one of the values stays: PTX allows it
+        # Stores of one instruction to one place by lanes of one warp are allowed: one of the values is stored.
+        both = self.writer[at] // WARP != thread // WARP
         if values is not None and both.any():
             last = np.zeros(len(self.writer), values.dtype)
             last[at] = values
@@ -448,7 +450,7 @@ class Observer:
             self.fault(lanes, size, verb, position, place, int(self.writer[place]), "writes with the same instruction")
 
     def check_writes(self, lanes, size: int, verb: str, block, thread, at: np.ndarray, epoch, values) -> None:
-        """A fault where a byte that is touched now was written by a thread that is not known to be through with it."""
+        """Raise a fault if a write of another thread to one of these places did not happen before this access."""
         recent = np.flatnonzero(self.write_epoch[at] >= epoch)
         if not len(recent):
             return
@@ -465,9 +467,9 @@ class Observer:
             self.fault(lanes, size, verb, int(recent[found]), int(place[found]), int(writer[found]), "wrote")
 
     def check_reads(self, lanes, size: int, verb: str, block, thread, at: np.ndarray, positions: np.ndarray) -> None:
-        """A fault where a byte that is written now was read by a thread that is not known to be through with it.
+        """Raise a fault if a read of another thread from one of these places did not happen before this write.
 
-        positions: where each place stands among those of the access.
+        positions: the index of each place among those of the access.
         """
         for start in range(0, len(at), _PIECE):
             piece = slice(start, start + _PIECE)
@@ -507,22 +509,22 @@ class Observer:
         raise fault
 
 
-#: What an access by a bulk copy is called.
+#: The verbs of accesses by bulk copies.
 READS_IN_BULK, WRITES_IN_BULK = "reads in bulk", "overwrites"
 _BULK = (READS_IN_BULK, WRITES_IN_BULK)
 _AGENTS = 32
-_NEVER_OVER = np.iinfo(np.int32).max  # the step of a copy that is not known to be over
-_PIECE = 4096  # bytes that are compared at once
+_NEVER_OVER = np.iinfo(np.int32).max  # the step of a copy whose completion is not known
+_PIECE = 4096  # places that are compared at once
 
 
 def _first(found: np.ndarray, preferred: np.ndarray) -> int:
-    """The first place where something was found, if possible one that is preferred: a pair of threads of two warps."""
+    """The first index with `found` and `preferred` (two threads of different warps), or else the first with `found`."""
     best = found & preferred
     return int(np.argmax(best if best.any() else found))
 
 
 def _values(values: np.ndarray, count: int, size: int) -> np.ndarray:
-    """Elements as bytes, one after the other."""
+    """`count` elements of `size` bytes as one flat array of bytes; a single element is repeated."""
     values = np.broadcast_to(values, count)
     return np.ascontiguousarray(values).view(np.uint8).reshape(count * size)
 
@@ -533,28 +535,33 @@ def _bytes_of(flat: np.ndarray, size: int) -> np.ndarray:
 
 
 class GlobalRaces:
-    """Sees the accesses of one launch to global memory: races between threads of different blocks.
+    """Observes the accesses of one launch to global memory: finds races between different blocks.
 
-    Two blocks have a race where one stores to a byte that the other stores other bytes to, or loads, by plain accesses,
-    and nothing could have ordered the two: the first of them used no atomic, fence or releasing store behind its
-    access, or the second none (or an acquiring load) behind the first one's access and before its own. Where both did,
-    whether that orders the two depends on what they said to each other: `undecided` counts such bytes. Atomics, and
-    volatile, relaxed, acquiring and releasing accesses, are not looked at by themselves; bulk copies neither.
+    A pair of plain accesses to one byte by two blocks conflicts if one is a store and the other a load, or both store
+    different values. A conflict is a race if synchronization cannot have ordered the pair. It can only if both hold:
 
-    Every byte knows who stored it last, and one block that loaded it since (or that several did).
+    - the first block executes an atomic, a fence or a releasing store after its access;
+    - the second block executes an atomic, a fence or an acquiring load after the first access and before its own.
+
+    If both hold, the order depends on the values that the blocks exchange; `undecided` counts such bytes. Atomics, and
+    volatile, relaxed, acquiring and releasing accesses, count as synchronization and are not checked themselves; bulk
+    copies are not checked either.
+
+    For each byte the records hold the last block that stored it, and the block that loaded it since, or `_SEVERAL`.
     """
 
     def __init__(self, launch, strict: bool):
         self.launch, self.strict = launch, strict
         self.step = 0
-        self.released = np.full(launch.blocks, -1, np.int64)  # the last step at which a block could publish what it did
-        self.acquired = np.full(launch.blocks, -1, np.int64)  # and learn what others did
+        # By block, the last step at which it could publish its accesses, and at which it could observe those of others.
+        self.released = np.full(launch.blocks, -1, np.int64)
+        self.acquired = np.full(launch.blocks, -1, np.int64)
         self.known: dict[int, _Bytes] = {}
         self.undecided = 0
         self.undecided_line = 0
 
     def synchronizes(self, batch, lanes: np.ndarray, releases: bool, acquires: bool) -> None:
-        """Threads execute an atomic, a fence, or a load or store that orders others."""
+        """These threads execute an atomic, a fence, or a load or store with an ordering."""
         self.step += 1
         blocks = batch.first + batch.block[lanes]
         if releases:
@@ -563,7 +570,7 @@ class GlobalRaces:
             self.acquired[blocks] = self.step
 
     def access(self, access, region, index: np.ndarray, size: int, where, lane, verb: str, values=None) -> None:
-        """Note loads ("reads") or stores ("writes") of elements of an allocation."""
+        """Record loads ("reads") or stores ("writes") of elements of an allocation; raises a fault for a race."""
         batch = access.batch
         self.step += 1
         lanes = access.lane_ids if lane is None else access.lane_ids[lane]
@@ -614,7 +621,7 @@ class GlobalRaces:
             )
 
     def judge(self, access, other, block, before, when, region, at, known, lanes, size, verb, what) -> None:
-        """Raise a fault for bytes whose two accesses nothing can have ordered; count the others."""
+        """Raise a fault for conflicts that synchronization cannot have ordered; count the others as undecided."""
         several = before == _SEVERAL
         released = np.where(several, self.released.max(), self.released[np.maximum(before, 0)])
         ordered = (released > when) & (self.acquired[block] > when)
@@ -625,7 +632,7 @@ class GlobalRaces:
         self.undecided_line = self.undecided_line or current_line(access.batch)
 
     def describe(self) -> str:
-        """What is undecided, in words."""
+        """A message about the undecided bytes."""
         entry, module = self.launch.code.program.entry.name, self.launch.module.name
         return (
             f"{entry}: {self.undecided} bytes of global memory were stored by one block and stored or loaded by "
@@ -652,8 +659,8 @@ _NOBODY, _SEVERAL = -1, -2
 
 
 class _Bytes:
-    """What is known of each byte of an allocation: the block that stored it last, a block that loaded it since, and
-    when."""
+    """Records of each byte of an allocation: the block that stored it last and the block that loaded it since, each
+    with its step, and the PTX line of the store."""
 
     def __init__(self, region):
         size = len(region.data)

@@ -1,7 +1,7 @@
 """Clusters of one thread block: barrier.cluster, mapa, getctarank (PTX ISA 9.7.13.4, 9.7.9.23, 9.7.9.24).
 
-Launches with larger clusters are refused. In a cluster of one the window .shared::cluster is the block's own shared
-memory, whose rank is 0.
+Launches with larger clusters are refused. In a cluster of one, .shared::cluster is the block's own shared memory, and
+the rank of the block is 0.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ _WARP = 32
 
 
 class _ClusterBarrier:
-    """The barrier of every block's cluster: who has arrived in this phase, and who waits for its end."""
+    """The cluster barriers of a batch: for each block, the threads that arrived in this phase and those that wait."""
 
     def __init__(self, batch):
         self.batch = batch
         shape = (batch.blocks, batch.warps * _WARP)
         self.lanes = np.arange(batch.lanes).reshape(shape)
         self.arrived, self.waiting = np.zeros(shape, bool), np.zeros(shape, bool)
-        self.done = np.zeros(shape, bool)  # the phase in which a thread arrived is over, and it has not waited yet
+        self.done = np.zeros(shape, bool)  # the phase of the arrival is complete; the wait is still to come
         batch.on_exit(lambda lanes: self.release(np.unique(lanes // shape[1])))
 
     def at(self, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -48,7 +48,7 @@ class _ClusterBarrier:
             self.batch.park(threads.lane[stays], "the barrier of the cluster")
 
     def release(self, blocks: np.ndarray) -> None:
-        """Complete the phase of the blocks where every thread has arrived or exited."""
+        """Complete the phase in those of `blocks` where every thread arrived or exited."""
         alive = self.batch.alive.reshape(self.lanes.shape)[blocks]
         arrived = self.arrived[blocks]
         blocks = blocks[(arrived | ~alive).all(axis=1) & arrived.any(axis=1)]
@@ -82,7 +82,7 @@ def barrier_cluster(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("mapa")
 def mapa(modifiers: tuple[str, ...]) -> Semantics:
-    """mapa{.shared::cluster}.{u32|u64} d, a, rank: the address a in another block of the cluster; there is rank 0."""
+    """mapa{.shared::cluster}.{u32|u64} d, a, rank: the address a in the block of a rank; only rank 0 is valid."""
     words = modifiers[1:] if modifiers[:1] == ("shared::cluster",) else modifiers
     if words not in (("u32",), ("u64",)):
         raise Unsupported("expected mapa{.shared::cluster}.{u32|u64}")
@@ -97,7 +97,7 @@ def mapa(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("getctarank")
 def getctarank(modifiers: tuple[str, ...]) -> Semantics:
-    """getctarank{.shared::cluster}.{u32|u64} d, a: the rank of the block that an address belongs to: 0."""
+    """getctarank{.shared::cluster}.{u32|u64} d, a: the rank of the block that owns an address; always 0."""
     words = modifiers[1:] if modifiers[:1] == ("shared::cluster",) else modifiers
     if words not in (("u32",), ("u64",)):
         raise Unsupported("expected getctarank{.shared::cluster}.{u32|u64}")

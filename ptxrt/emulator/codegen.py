@@ -1,8 +1,9 @@
 """Write the Python function of a basic block over NumPy vectors.
 
-A block becomes one function of (R, K, M): the register rows, the uniform values, and the executing threads. Every
-array has one element per thread. A register that lives across blocks is a row of a (rows, lanes) array; a register of
-one block is a local variable of the function, whose name is used again when the value is dead.
+`BlockWriter` turns the decoded instructions of a block (decode.py) into one function of (R, K, M): the register rows,
+the uniform values, and the executing threads. translate.py compiles it, machine.py calls it; the helpers that it calls
+are in calls.py. Every array has one element per thread. A register that lives across blocks is a row of a (rows, lanes)
+array. A register of one block is a local variable of the function; its name is reused when the value is dead.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from .instruction import Operand, Semantics
 if TYPE_CHECKING:
     from .translate import Translator
 
+#: Special registers with one value for all threads of a launch.
 UNIFORM_SPECIALS = frozenset(
     [f"{name}.{axis}" for name in ("ntid", "nctaid", "cluster_ctaid", "cluster_nctaid", "nclusterid") for axis in "xyz"]
     + "nwarpid nsmid gridid is_explicit_cluster cluster_ctarank cluster_nctarank".split()
@@ -27,7 +29,7 @@ UNIFORM_SPECIALS = frozenset(
 
 
 class _Value:
-    """Where a block-local register's value is: the variable names of its views."""
+    """The value of a block-local register: kind -> the name of the variable that holds this view of it."""
 
     __slots__ = ("views", "version")
 
@@ -83,6 +85,8 @@ class BlockWriter:
     # -- the function -------------------------------------------------------------------------------------------
 
     def write(self) -> str:
+        """The source of the function of the block; it returns the predicate of a branch, the index of a switch or
+        None."""
         self.last_use, self.row_writes = {}, {}
         for position, item in enumerate(self.items):
             if item.uniform:
@@ -116,7 +120,7 @@ class BlockWriter:
         return self.finish()
 
     def find_prepared(self) -> None:
-        """Where each prepared operand is used last, so that it is kept no longer."""
+        """Find the last use of each prepared operand, which frees its variable."""
         self.prepared_last: dict[object, int] = {}
         versions: dict[str, int] = {}
         for position, item in enumerate(self.items):
@@ -141,7 +145,7 @@ class BlockWriter:
         return terminator.index if isinstance(terminator, Switch) else None
 
     def finish(self) -> str:
-        """Put the look-ups of rows and uniform values before the body."""
+        """The source of the function: look-ups of rows, uniform values and special registers, then the body."""
         head = ["def block(R, K, M):"]
         kinds = sorted({kind for kind, _ in self.row_views})
         head += [f" {kind} = R.{kind}" for kind in kinds]
@@ -166,7 +170,7 @@ class BlockWriter:
         return self.translator.lives(register.name, self.index)
 
     def view(self, operand, kind: str) -> str:
-        """An expression for an operand as an array (or 0-d array) of a kind; conversions are emitted before."""
+        """An expression for an operand as an array (or 0-d array) of a kind; emits conversions first."""
         translator = self.translator
         if isinstance(operand, Negated):
             name = self.view(operand.register, "b1")
@@ -194,12 +198,12 @@ class BlockWriter:
                 return self.row(register, kind)
             cache = self.row_cache.setdefault(register.name, {})
             if kind not in cache:
-                # The copy stays right until the row is written again (see `assigned`).
+                # The copy is valid until the row is written again (see `assigned`).
                 self.emit_narrow(cache, self.row(register, UNSIGNED[width]), kind, size)
             return cache[kind]
         value = self.values.get(register.name)
         if value is None:
-            # Read before anything wrote it: any value will do.
+            # An uninitialized register: any value is correct.
             value = self.values[register.name] = _Value({}, 0)
             name = self.fresh()
             unsigned = UNSIGNED[width]
@@ -228,7 +232,7 @@ class BlockWriter:
         cache[kind] = name
 
     def is_scalar(self, operand) -> bool:
-        """Whether an operand's expression is 0-d."""
+        """Whether the expression of an operand is 0-d: all threads share the value."""
         if isinstance(operand, Negated):
             operand = operand.register
         if isinstance(operand, Register):
@@ -248,7 +252,7 @@ class BlockWriter:
             and isinstance(operand, (Register, Negated))
             and getattr(operand, "register", operand).type == "pred"
         ):
-            return self.view(operand, "b1")  # cp.async: a size or a predicate, which the opcode does not tell
+            return self.view(operand, "b1")  # cp.async: a size or a predicate; the opcode does not determine which
         name = self.view(operand, kind)
         if self.loose(operand) and kind[0] != "f" and not semantics.option("copies"):
             width = register_bytes(operand.type)
@@ -283,13 +287,13 @@ class BlockWriter:
     # -- destinations -------------------------------------------------------------------------------------------
 
     def assigned(self, register: Register) -> None:
-        """A register gets a new value: what was derived from the old one is void."""
+        """A register gets a new value: drop the copies that were derived from the old one."""
         self.versions[register.name] = self.versions.get(register.name, 0) + 1
         for name in self.row_cache.pop(register.name, {}).values():
             self.free_names.append(name)
 
     def result_kind(self, register: Register, type: str) -> tuple[str, str]:
-        """(kind of the result, kind of the register view that takes it)."""
+        """(kind of the result, kind of the register view that it is stored to)."""
         kind = KINDS[type]
         width = WIDTHS[register.type]
         if width == 0:
@@ -324,7 +328,7 @@ class BlockWriter:
         self.values[register.name] = _Value({target: name}, 0)
 
     def store_guarded(self, register, type: str, expression: str, predicate: str) -> None:
-        """Assign where a predicate holds."""
+        """Assign an expression of `type` to a register where a predicate holds."""
         if not isinstance(register, Register):
             return
         kind, target = self.result_kind(register, type)
@@ -349,7 +353,7 @@ class BlockWriter:
         self.values[register.name] = _Value({target: name}, 0)
 
     def alias_is_safe(self, operand) -> bool:
-        """Whether the array of a source stays as it is for the rest of the block."""
+        """Whether the array of a source is unchanged in the rest of the block, so that a register may alias it."""
         if not isinstance(operand, Register) or operand.name in self.translator.uniform:
             return True
         if self.is_row(operand):
@@ -478,6 +482,7 @@ class BlockWriter:
         return expression
 
     def translate_lanes(self, item: Decoded) -> None:
+        """A call on all executing threads; a guard selects which results are stored."""
         semantics, translator = item.semantics, self.translator
         function = translator.function(semantics.bound(translator.arithmetic))
         guard = self.guard_name(item)
@@ -514,7 +519,7 @@ class BlockWriter:
         self.emit(f"{', '.join(names)}{',' if len(names) == 1 else ''} = {call}")
         read = {register.name for register in item.registers_read()}
         for position, (register, name) in enumerate(zip(item.destinations, names)):
-            # A result may be one of the sources itself: it is copied before a row that is a source changes.
+            # A result may alias a source: copy it before a destination overwrites that source.
             if (
                 position
                 and isinstance(register, Register)
@@ -529,6 +534,7 @@ class BlockWriter:
         self.free_names += names
 
     def translate_warps(self, item: Decoded) -> None:
+        """A call of `calls.warps`. Prepared operands that a later instruction uses, too, stay in a variable."""
         semantics, translator = item.semantics, self.translator
         if item.instruction.guard:
             raise translator.error(item.instruction, "a guard on an instruction of the whole warp is not supported")
@@ -555,6 +561,7 @@ class BlockWriter:
         self.free_names += spent
 
     def translate_memory(self, item: Decoded) -> None:
+        """A call with the memory of the executing threads; with a guard, only for the threads where it holds."""
         semantics, translator = item.semantics, self.translator
         function = translator.function(semantics.bound(translator.arithmetic))
         types = semantics.result_types
@@ -576,7 +583,7 @@ class BlockWriter:
                 self.translate_results(item, call, types, None)
             return
         group = self.fresh()
-        # Views of the destinations are made outside of the branch, where every path passes.
+        # Views of the destinations are made before the branch, on which both paths depend.
         targets = []
         for register, type in zip(item.destinations, types):
             if not isinstance(register, Register):
@@ -620,6 +627,7 @@ class BlockWriter:
                 self.values[register.name] = _Value({self.result_kind(register, type)[1]: target}, 0)
 
     def translate_blocking(self, item: Decoded) -> None:
+        """A call of `calls.blocking`. The instruction writes its destinations itself, as rows, maybe after a wait."""
         semantics, translator = item.semantics, self.translator
         function = translator.function(semantics.bound(translator.arithmetic))
         arguments = self.arguments(item, dense=False)

@@ -1,7 +1,7 @@
-"""Branches, calls, exits, and instructions that have no effect on this machine (fences, hints).
+"""Branches, calls, exits, and instructions without effect in the emulator (fences, hints).
 
-The control flow itself is lowered to basic blocks (ptx/lower.py); the entries here check the modifiers, so that a text
-is refused when it is loaded.
+ptx/lower.py turns control flow into basic blocks. The definitions here only check the modifiers, so that an entry with
+unknown ones is refused when its text is loaded.
 
 Source: PTX ISA 9.0, sections 9.7.12 (control flow), 9.7.9 (prefetch, discard), 9.7.13 (fences), 9.7.19 (miscellaneous).
 """
@@ -12,11 +12,11 @@ from .instruction import Fault, Lanes, Memory, Semantics, Unsupported, define
 
 
 def _nothing(*_) -> None:
-    """No effect: memory is in order here, and time does not pass."""
+    """No effect: memory is in order, and hints and delays do not apply."""
 
 
 def _plain(*allowed: tuple[str, ...]):
-    """A resolver of an instruction that the lowering handles; only its modifiers are checked."""
+    """A resolver for an instruction that the lowering handles; it only checks the modifiers."""
 
     def resolver(modifiers: tuple[str, ...]) -> Semantics:
         if modifiers not in allowed:
@@ -75,12 +75,12 @@ def _fence(name: str):
 
 
 def _memory_fence(memory) -> None:
-    """No effect but on who looks for races between blocks."""
+    """No effect except for the race checks: the fence may order blocks."""
     memory.batch.synchronizes(memory.lane_ids)
 
 
 def _proxy_fence(memory) -> None:
-    """No effect but on who looks for races: bulk copies see what came before."""
+    """No effect except for the race checks: earlier accesses are visible to bulk copies."""
     memory.batch.fenced(memory.lane_ids)
 
 
@@ -104,7 +104,7 @@ def hint(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("griddepcontrol")
 def griddepcontrol(modifiers: tuple[str, ...]) -> Semantics:
-    """griddepcontrol.wait and .launch_dependents: launches run one after the other here."""
+    """griddepcontrol.wait and .launch_dependents: no effect, since launches run one after the other."""
     if modifiers not in {("wait",), ("launch_dependents",)}:
         raise Unsupported("expected .wait or .launch_dependents")
     return Memory("", "", _nothing)

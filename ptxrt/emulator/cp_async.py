@@ -1,7 +1,7 @@
 """cp.async: asynchronous copies of one thread from global to shared memory (PTX ISA 9.7.9.25.3).
 
-A copy lands as late as the program allows: at the wait that covers it. Until then the destination keeps what it held,
-so that a missing or wrong wait shows. The queue of copies in flight is the memory's (`memory.copies`).
+A copy lands as late as the program allows: at the wait that covers it. Until then the destination keeps its old
+contents, so that a missing or wrong wait shows. `memory.copies` (memory.py) holds the copies in flight.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PREFETCHES = ("L2::64B", "L2::128B", "L2::256B")
 def _copy(cache: str, modifiers: tuple[str, ...]) -> Semantics:
     words = list(modifiers)
     if words[-1:] and words[-1] in _PREFETCHES:
-        words.pop()  # A hint: fetches more into L2, changes no value.
+        words.pop()  # a prefetch into L2, without effect on values
     policy = words[-1:] == ["L2::cache_hint"]
     if policy:
         words.pop()
@@ -40,7 +40,7 @@ def _copy(cache: str, modifiers: tuple[str, ...]) -> Semantics:
 def cp_async_ca(modifiers: tuple[str, ...]) -> Semantics:
     """cp.async.ca.shared.global [dst], [src], {4|8|16}{, src-size | ignore-src}{, cache-policy}.
 
-    Bytes from src-size on are zero; with ignore-src true all are, and the source is not read.
+    Bytes from src-size on are zero. If ignore-src is true, all bytes are zero and the source is not read.
     """
     return _copy("ca", modifiers)
 

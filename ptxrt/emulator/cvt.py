@@ -1,12 +1,12 @@
 """cvt: conversions between number formats (PTX ISA 9.7.9.21).
 
-In the x2 forms from two sources the first source lands in the high half. NaN: a float result is the canonical NaN
-(0x7fffffff, 0x7fff); formats without NaN get their largest value; integers get zero, or the sign bit alone where
-source or destination has 64 bits.
+In x2 forms with two sources, the first source becomes the high half. A NaN becomes the canonical NaN of a float
+destination (0x7fffffff, 0x7fff), the largest value of a format without NaN, and 0 as an integer; if source or
+destination has 64 bits, the integer is the sign bit alone.
 
-The forms are those that ptxas 13.0 assembles, and those of ptxas 13.4 between bf16x2, or f16x2, and narrower formats
-but for the scaled ones (.scaled::n2::ue8m0). ptxas knows fewer for bf16 (no .sat, no 8-bit integers), and one that the
-ISA text does not, f16 to bf16 and back without a rounding, for which it writes the instruction of .rn.
+The supported forms are those that ptxas 13.0 assembles, plus those of ptxas 13.4 between bf16x2 or f16x2 and narrower
+formats, except the scaled ones (.scaled::n2::ue8m0). ptxas has fewer forms for bf16 than the ISA text (no .sat, no
+8-bit integers) and one more: f16 to bf16 and back without a rounding, which means .rn.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def cvt(modifiers: tuple[str, ...]) -> Semantics:
 
 
 def _take(options: set[str], *choices: str) -> str | None:
-    """Remove the one of `choices` that `options` holds and return it, or None."""
+    """Remove the member of `choices` that is in `options`; return it, or None. Unsupported if there are several."""
     found = [choice for choice in choices if choice in options]
     if len(found) > 1:
         raise Unsupported(f".{found[0]} and .{found[1]} exclude each other")
@@ -71,7 +71,7 @@ def _nothing_left(options: set[str]) -> None:
 
 
 def _integer_from_integer(options: set[str], destination: str, source: str) -> Semantics:
-    """Chop or extend; with .sat clamp to the destination's range."""
+    """Truncate or extend; with .sat clamp to the range of the destination."""
     saturate = _take(options, "sat")
     _nothing_left(options)
     to = DTYPES[destination]
@@ -85,13 +85,13 @@ def _integer_from_integer(options: set[str], destination: str, source: str) -> S
 
 
 def _integer_from_float(options: set[str], destination: str, source: str) -> Semantics:
-    """Round to an integer as .rni .rzi .rmi .rpi say, then clamp to the destination's range."""
+    """Round to an integer by .rni, .rzi, .rmi or .rpi, then clamp to the range of the destination."""
     mode = _take(options, *_INTEGER_ROUNDING)
     if mode is None:
         raise Unsupported("a conversion to an integer needs .rni, .rzi, .rmi or .rpi")
     flush = _take_ftz(options, destination, source)
     _check_bf16(options, destination, source)
-    _take(options, "sat")  # Clamping is what happens anyway.
+    _take(options, "sat")  # no effect: results are always clamped
     _nothing_left(options)
     to = DTYPES[destination]
     range_ = np.iinfo(to)
@@ -102,7 +102,7 @@ def _integer_from_float(options: set[str], destination: str, source: str) -> Sem
 
     def convert(a):
         value = round_(_to_float64(a, source, flush))
-        # 2 ** 63 and 2 ** 64 are float64 values, the largest integers below them are not: compare first.
+        # float64 holds 2 ** 63 and 2 ** 64, but not the largest integers below them: compare with >= before converting.
         above, below, nan = value >= float(range_.max + 1), value <= float(range_.min), np.isnan(value)
         inside = np.where(above | below | nan, 0.0, value).astype(to)
         result = np.where(above, to.type(range_.max), np.where(below, to.type(range_.min), inside))
@@ -112,7 +112,7 @@ def _integer_from_float(options: set[str], destination: str, source: str) -> Sem
 
 
 def _float_from_integer(options: set[str], destination: str, source: str) -> Semantics:
-    """Round as .rn .rz .rm .rp say; with .sat clamp to [0, 1]."""
+    """Round by .rn, .rz, .rm or .rp; with .sat clamp to [0, 1]."""
     mode = _take(options, *_FLOAT_ROUNDING)
     if mode is None:
         raise Unsupported("a conversion from an integer needs .rn, .rz, .rm or .rp")
@@ -137,7 +137,7 @@ def _float_from_integer(options: set[str], destination: str, source: str) -> Sem
 
 
 def _check_bf16(options: set[str], destination: str, source: str) -> None:
-    """What ptxas refuses of bf16."""
+    """Refuse the conversions of bf16 that ptxas refuses."""
     if "bf16" in (destination, source):
         if "sat" in options:
             raise Unsupported(".sat does not go with bf16")
@@ -148,7 +148,8 @@ def _check_bf16(options: set[str], destination: str, source: str) -> None:
 def _sticky_float64(a: np.ndarray) -> np.ndarray:
     """64-bit integers as float64 that round to narrower formats as the integers do.
 
-    Magnitudes from 2 ** 53 lose their low 11 bits; the lowest bit kept records whether any of those was set.
+    Magnitudes from 2 ** 53 on lose their low 11 bits. Their lowest remaining bit is sticky: it is set if any lost bit
+    was set.
     """
     magnitude = _magnitude(a)
     large = magnitude >= np.uint64(1 << 53)
@@ -159,13 +160,13 @@ def _sticky_float64(a: np.ndarray) -> np.ndarray:
 
 
 def _float64_from_wide(a: np.ndarray, mode: str) -> np.ndarray:
-    """64-bit integers to float64 in a directed mode: an exact sum of two halves, moved by one step if it was
-    rounded."""
+    """64-bit integers to float64 in a directed mode: the sum of the two 32-bit halves to nearest, moved by one ulp
+    where its error has the wrong sign."""
     magnitude = _magnitude(a)
     high = (magnitude >> np.uint64(32)).astype(np.float64) * 2.0**32
     low = (magnitude & np.uint64(0xFFFFFFFF)).astype(np.float64)
     total = high + low
-    error = low - (total - high)  # exact, since high is either 0 or the larger of the two
+    error = low - (total - high)  # exact, because high is 0 or the larger of the two
     negative = a < 0 if a.dtype.kind == "i" else np.zeros(a.shape, bool)
     outward = np.full(a.shape, False) if mode == "rz" else negative == (mode == "rm")
     total = np.where((error < 0) & ~outward, np.nextafter(total, 0.0), total)
@@ -182,7 +183,7 @@ def _magnitude(a: np.ndarray) -> np.ndarray:
 
 
 def _float_from_float(options: set[str], destination: str, source: str) -> Semantics:
-    """Widen exactly, narrow as .rn .rz .rm .rp say, or round to an integral value as .rni .rzi .rmi .rpi say."""
+    """Widen exactly, narrow by .rn, .rz, .rm or .rp, or round to an integral value by .rni, .rzi, .rmi or .rpi."""
     integral = _take(options, *_INTEGER_ROUNDING)
     mode = _take(options, *_FLOAT_ROUNDING)
     flush = _take_ftz(options, destination, source)
@@ -194,7 +195,7 @@ def _float_from_float(options: set[str], destination: str, source: str) -> Seman
     if integral and (destination != source or mode):
         raise Unsupported(f".{integral} rounds to an integral value of the same type")
     if source == "bf16" and destination in ("f32", "f64"):
-        mode = None  # a rounding may be written; the conversion is exact
+        mode = None  # a rounding is allowed but has no effect: the conversion is exact
     if narrowing and _FLOATS[source] == 16:
         mode = mode or "rn"
     if narrowing != (mode is not None):
@@ -284,7 +285,7 @@ def _f16_from_f32(a: np.ndarray) -> np.ndarray:
 
 @cache
 def _f16_values() -> np.ndarray:
-    """f32 of all 65536 f16 codes; a look-up is several times faster than NumPy's conversion."""
+    """The f32 values of all f16 codes, (65536,). The look-up is several times faster than NumPy's conversion."""
     return canonical(FORMATS["f16"].values.astype(np.float32))
 
 
@@ -292,7 +293,7 @@ def _f32_from_f16(a: np.ndarray) -> np.ndarray:
     return _f16_values()[np.asarray(a).view(np.uint16)]
 
 
-#: The common conversions without flags, on the shortest way.
+#: (destination, source): fast functions for the common conversions without flags.
 _DIRECT = {
     ("bf16", "f32"): _bf16_from_f32,
     ("f16", "f32"): _f16_from_f32,
@@ -352,9 +353,9 @@ def _pair_from_f32(options: set[str], destination: str) -> Semantics:
     return Lanes(destination, "f32, f32", lambda high, low: (codes(high) << np.uint32(16)) | codes(low))
 
 
-# Formats narrower than 16 bits, two to a register. Conversions are look-ups by a 16-bit code. An f32 becomes a bf16
-# code first, cut off, with its lowest bit set if anything was lost: with two bits more than the target's precision
-# that rounding to odd leaves the second rounding, in the table, exact.
+# Formats narrower than 16 bits, two per register. Conversions are look-ups by a 16-bit code. An f32 is first rounded to
+# odd in bf16: truncated, with the lowest bit set if the rest is not zero. bf16 has at least two bits more precision
+# than the target, so the second rounding, in the table, gives the same result as a single rounding.
 
 
 def _odd_bf16(a) -> np.ndarray:
@@ -364,14 +365,15 @@ def _odd_bf16(a) -> np.ndarray:
 
 @cache
 def _narrow_codes(source: str, destination: str, relu: bool) -> np.ndarray:
-    """For every 16-bit code of `source` the code in `destination`, to nearest even, saturated; uint8 (65536,)."""
+    """The `destination` code of every 16-bit code of `source`, to nearest even, saturated; uint8 (65536,)."""
     values = FORMATS[source].values
     return encode(_relu(values) if relu else values, FORMATS[destination], "rn", saturate=True).astype(np.uint8)
 
 
 @cache
 def _scale_codes(mode: str, saturate: bool) -> np.ndarray:
-    """For every bf16 code the ue8m0 code of its magnitude, rounded up (rp) or down (rz) to a power of two."""
+    """The ue8m0 code of the magnitude of every bf16 code, rounded up (rp) or down (rz) to a power of two; uint8
+    (65536,)."""
     values = np.abs(FORMATS["bf16"].values)
     significand, exponent = np.frexp(np.where(np.isfinite(values) & (values > 0), values, 1.0))
     exponent = exponent - (significand == 0.5) if mode == "rp" else exponent - 1
@@ -420,7 +422,7 @@ def _pair_codes(narrow: str, destination: str, relu: bool, saturate: bool) -> np
     codes = encode(values, into, "rn", saturate).astype(np.uint32)
     pairs = np.arange(1 << (8 if narrow == "e2m1" else 16))
     high, low = (pairs >> 4, pairs & 15) if narrow == "e2m1" else (pairs >> 8, pairs & 255)
-    # The six-bit formats leave the upper two bits of their byte unused.
+    # The six-bit formats do not use the upper two bits of their byte.
     high, low = high & ((1 << format.bits) - 1), low & ((1 << format.bits) - 1)
     return (codes[high] << np.uint32(16)) | codes[low]
 

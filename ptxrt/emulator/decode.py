@@ -1,7 +1,8 @@
-"""What each operand of an instruction is: the signature of the opcode lined up with the operands of the text.
+"""Decode instructions: match the operands of the text with the signature of the opcode (instruction.py).
 
-Everything that is wrong with one instruction by itself is found here, before any code is made of it: too many operands,
-a vector where a register stands, registers that are too narrow.
+The result is a `Decoded` per instruction, from which translate.py and codegen.py make code. Errors within one
+instruction are raised here, before any code is generated: too many operands, a vector in place of a register,
+registers that are too narrow.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ from ..ptx.ir import (
 from ..ptx.parse import STUMBLES, damaged
 from .instruction import DTYPES, Semantics, resolve
 
-#: The carry flag CC.CF of add.cc and the like, as a register.
+#: The carry flag CC.CF of add.cc and similar instructions, as a register.
 _CARRY = Register("%carry", "pred")
 
 #: Operands that stand for one value.
 _SINGLE = frozenset({Register, Special, Immediate, Symbol, Negated})
 
-#: The name of a register row's array by width in bytes, and of its views.
+#: The unsigned kind (see KINDS) of a register by its width in bytes; 0 stands for predicates.
 UNSIGNED = {0: "b1", 1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 
-#: The kind of view of every operand type, and the width in bytes of every register type (0 for predicates).
+#: The kind of every operand type: its dtype in short, `u4`, `i8`, `f4`, `b1`. SIZES: bytes of each kind, 0 for `b1`.
+#: WIDTHS: bytes of each register type, 0 for predicates.
 KINDS = {type: dtype.str[1:] for type, dtype in DTYPES.items()}
 
 SIZES = {"b1": 0, **{f"{letter}{size}": size for letter in "uif" for size in (1, 2, 4, 8)}}
@@ -48,7 +50,11 @@ def register_bytes(type: str) -> int:
 
 
 class Decoded:
-    """An instruction with its semantics (None: mov or bra), flat destinations and sources."""
+    """An instruction with its semantics (None: mov or bra), its destination registers and its source operands.
+
+    flat: the sources with vectors spread out and addresses replaced by their base. uniform: computed once per launch,
+    not per thread. copies: the results are bits of the sources.
+    """
 
     __slots__ = (
         "instruction",
@@ -100,14 +106,14 @@ class Decoded:
 
 
 class Decoder:
-    """Decodes the instructions of one text, whose name stands in errors."""
+    """Decodes the instructions of one text. `name` is the name of the text in errors."""
 
     def __init__(self, name: str):
         self.name = name
 
     def decode(self, instruction: Instruction) -> Decoded:
-        """The instruction with its meaning. Raises Unsupported for an opcode that is not known, or operands that do not
-        fit it."""
+        """The instruction with its semantics. Raises Unsupported for unknown opcodes and for operands that do not
+        fit."""
         try:
             return self._decode(instruction)
         except PtxError:
@@ -147,7 +153,7 @@ class Decoder:
     def check_widths(
         self, instruction: Instruction, semantics: Semantics, destinations: Sequence, sources: Sequence
     ) -> None:
-        """Registers are as wide as the types that the opcode names, or wider; predicates are predicates."""
+        """Check that registers are at least as wide as the types of the opcode, and predicates are predicates."""
         for register, type in zip(destinations, semantics.result_types):
             if register.__class__ is not Register or register.type == type:
                 continue
@@ -181,11 +187,11 @@ class Decoder:
                     )
 
     def error(self, instruction: Instruction, message: str) -> Unsupported:
-        """What is wrong with an instruction, by its line."""
+        """An error that names the text, the line and the opcode."""
         return Unsupported(f"{self.name}:{instruction.line}: {instruction.opcode}: {message}", line=instruction.line)
 
     def decode_mov(self, instruction: Instruction, words: Sequence[str]):
-        """mov takes the shape of its operands: plain, packing {a, b} or unpacking into it."""
+        """(destinations, sources) of mov: a plain copy, a pack of {a, b} or an unpack into {a, b}."""
         resolve(instruction.opcode)
         if len(instruction.operands) != 2:
             raise self.error(instruction, "expected two operands")
@@ -214,7 +220,7 @@ class Decoder:
         return destinations, sources
 
     def match_operands(self, instruction: Instruction, operands: list, semantics: Semantics):
-        """Line the operands up with the signature; returns flat destination registers and the source operands."""
+        """Match the operands with the signature; returns flat destination registers and the source operands."""
         destinations: list = []
         wanted = list(semantics.destinations)
         while wanted:
@@ -251,7 +257,7 @@ class Decoder:
             if not (isinstance(register, Register) or (isinstance(register, Symbol) and register.name == "_")):
                 raise self.error(instruction, f"a destination is a register, found {_described(register)}")
         sources: list = []
-        # The first optional sources are there as far as the number of operands goes.
+        # `spare` operands are left for optional sources; the first optional sources get them.
         spare = len(operands) - sum(not operand.optional for operand in semantics.sources)
         if spare < 0:
             raise self.error(instruction, f"expected {len(semantics.sources)} sources, found {len(operands)}")
@@ -293,12 +299,12 @@ class Decoder:
 
 
 def _only(operand):
-    """The element of a vector of one, which means the element itself; any other operand as it is."""
+    """The element of a vector of length one; any other operand unchanged."""
     return operand.elements[0] if isinstance(operand, Vector) and len(operand.elements) == 1 else operand
 
 
 def _described(operand) -> str:
-    """An operand as a message names it."""
+    """The name of an operand in error messages."""
     if isinstance(operand, (Register, Symbol, Special)):
         return f"'{operand.name}'"
     if isinstance(operand, Immediate):

@@ -1,7 +1,8 @@
-"""Float arithmetic on arrays as the PTX ISA rounds it: single roundings, directed modes, signed zeros, small formats.
+"""Float arithmetic on arrays with the rounding of the PTX ISA: single roundings, directed modes, signed zeros, small
+formats.
 
-Pure functions on NumPy arrays that know nothing of instructions. What NumPy rounds correctly by itself (IEEE sums,
-products, quotients and roots of f32 and f64, to nearest) is not here.
+The functions are pure, take NumPy arrays and do not depend on instructions; alu.py and mma.py use them. Operations that
+NumPy rounds correctly itself (IEEE sums, products, quotients and roots of f32 and f64, to nearest) are not here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 
 def deliver(result, out):
-    """Put a result where it is wanted."""
+    """Return a result, copied into `out` if that is an array."""
     if out is None:
         return result
     out[...] = result
@@ -21,18 +22,18 @@ def deliver(result, out):
 
 
 def flushed(a):
-    """Subnormal f32 as zeros of their sign; f64 as it is (PTX has no .ftz there)."""
+    """Replace subnormal f32 by zeros of their sign; f64 is unchanged (PTX has no .ftz for it)."""
     small = np.abs(a) < np.finfo(np.float32).tiny
     return np.where(small, np.copysign(a.dtype.type(0), a), a) if a.dtype == np.float32 else a
 
 
 def clamped(a):
-    """.sat: to [0, 1]; NaN becomes +0."""
+    """.sat: clamp to [0, 1]; NaN becomes +0."""
     return np.where(a > 0, np.minimum(a, a.dtype.type(1)), a.dtype.type(0))
 
 
 def flushed_half(a):
-    """Values below the smallest normal f16 as zeros of their sign."""
+    """Replace magnitudes below the smallest normal f16 by zeros of their sign."""
     return np.where(np.abs(a) < np.float32(2.0**-14), np.copysign(a.dtype.type(0), a), a)
 
 
@@ -47,18 +48,18 @@ def with_relu(function: Callable) -> Callable:
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Exact sums and products, and roundings made of them
+# Exact sums and products, and roundings built from them
 
 
 def two_sum(a, b):
-    """(a + b rounded, what the rounding left), exact (Knuth)."""
+    """(sum, error): sum is a + b rounded, and sum + error = a + b exactly (Knuth)."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
 
 
 def two_product(a, b):
-    """(a * b rounded, what the rounding left) in float64, exact while nothing over- or underflows (Dekker)."""
+    """(product, error) in float64: product + error = a * b exactly, unless something over- or underflows (Dekker)."""
     product = a * b
     factor = 134217729.0
 
@@ -77,13 +78,13 @@ def odd(total, rest):
     bits = np.asarray(total).view(integer)
     inexact = (rest != 0) & ((bits & 1) == 0) & np.isfinite(total)
     odd = bits + np.where((rest > 0) == (total > 0), 1, -1).astype(integer)
-    if (total == 0).any():  # a rest beside zero becomes the smallest number of its sign
+    if (total == 0).any():  # zero plus a rest becomes the smallest subnormal with the sign of the rest
         odd = np.where(total == 0, np.where(rest > 0, 1, np.iinfo(integer).min + 1).astype(integer), odd)
     return np.where(inexact, odd, bits).view(total.dtype)
 
 
 def round_directed(total, rest, mode: str, dtype):
-    """The exact value `total + rest` (float64) rounded to `dtype` in mode rz, rm or rp."""
+    """The exact value `total + rest` (both float64) rounded to `dtype` in mode rz, rm or rp."""
     near = total.astype(dtype)
     gap = total - near.astype(np.float64)
     gap = np.where(gap == 0, rest, gap)
@@ -97,7 +98,7 @@ def round_directed(total, rest, mode: str, dtype):
     else:
         outside = np.where(near > 0, gap < 0, gap > 0) & (near != 0) & ~infinite
         moved = np.where(outside, np.nextafter(near, near.dtype.type(0)), near)
-    # A sum of opposite values that is exactly zero is -0 when rounding down.
+    # An exact zero keeps its sign here; `exact_zero` sets the sign of sums that cancel.
     if mode == "rm":
         moved = np.where(
             (moved == 0) & (rest == 0) & (total == 0) & ~np.signbit(total), np.copysign(moved, moved), moved
@@ -106,7 +107,8 @@ def round_directed(total, rest, mode: str, dtype):
 
 
 def moved_by(near, gap, mode: str):
-    """One step from the nearest value in the direction of the mode, where the exact one is `gap` away."""
+    """The exact value `near + gap` rounded in a directed mode: `near` is its nearest value and moves by at most one
+    ulp. Only the sign of `gap` counts."""
     infinity = near.dtype.type(np.inf)
     if mode == "rp":
         return np.where(gap > 0, np.nextafter(near, infinity), near)
@@ -117,7 +119,7 @@ def moved_by(near, gap, mode: str):
 
 
 def exact_zero(result, exact, rest, a, b, mode: str):
-    """x + (-x) is -0 when rounding down, +0 otherwise."""
+    """Set the sign of x + (-x): -0 when rounding down; +0 otherwise."""
     if mode != "rm":
         return result
     cancelled = (exact == 0) & (rest == 0) & (np.signbit(a) != np.signbit(b))
@@ -125,7 +127,7 @@ def exact_zero(result, exact, rest, a, b, mode: str):
 
 
 def rounded_binary(name: str, a, b, mode: str):
-    """A directed rounding of a sum, product or quotient."""
+    """add, sub, mul or div in a directed rounding mode."""
     dtype = a.dtype
     if dtype == np.float32:
         x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
@@ -149,7 +151,7 @@ def rounded_binary(name: str, a, b, mode: str):
 
 
 def adjusted_quotient(a, b, mode: str):
-    """a / b in a directed mode: the nearest quotient, moved by the sign of the exact remainder."""
+    """a / b in a directed mode: the nearest quotient, moved by one ulp depending on the sign of the exact remainder."""
     near = np.divide(a, b)
     if a.dtype == np.float32:
         rest = np.asarray(a, np.float64) - near.astype(np.float64) * np.asarray(b, np.float64)
@@ -162,7 +164,8 @@ def adjusted_quotient(a, b, mode: str):
 
 
 def directed_root(a, mode: str):
-    """The square root in a directed mode: the nearest one, moved by the sign of the exact remainder."""
+    """The square root in a directed mode: the nearest root, moved by one ulp depending on the sign of the exact
+    remainder."""
     root = np.sqrt(a)
     if a.dtype == np.float32:
         rest = a.astype(np.float64) - root.astype(np.float64) ** 2
@@ -175,18 +178,19 @@ def directed_root(a, mode: str):
 # ---------------------------------------------------------------------------------------------------------------
 # Fused multiply-add with a single rounding
 
-_TIE = np.uint64(0x10000000)  # the half of an ulp of f32, in the bits of a double
+_TIE = np.uint64(0x10000000)  # half an ulp of f32, in the bits of a float64
 
 _BELOW = np.uint64(0x1FFFFFFF)
 
 
 def fma_f32(a, b, c, out=None):
-    """fma.rn.f32: the product is exact in float64; the sum is rounded twice only where that can be seen."""
+    """fma.rn.f32. The product is exact in float64, so only the sum is rounded twice. That matters only if the float64
+    sum is a tie of f32 or the result is subnormal; those sums are rounded to odd first."""
     product = np.multiply(a, b, dtype=np.float64)
     total = product + c
     result = total.astype(np.float32)
     with_tie = (total.view(np.uint64) & _BELOW) == _TIE
-    # Subnormal results have other ties, and every one of them is below the smallest normal number.
+    # Ties of subnormal results have other bit patterns: treat every result below the smallest normal number as a tie.
     if with_tie.any() or (np.abs(result) < 1.2e-38).any():
         exact, rest = two_sum(product, np.asarray(c, np.float64))
         result = odd(exact, np.where(np.isfinite(exact), rest, 0.0)).astype(np.float32)
@@ -215,7 +219,8 @@ def fma_f64(a, b, c):
 
 
 def _fma_f64_exact(a, b, c):
-    """One float64 fma with a single rounding, by rational numbers; for exponents where splitting fails."""
+    """One float64 fma with a single rounding, in rational numbers; for exponents where `two_product` over- or
+    underflows."""
     if not (np.isfinite(a) and np.isfinite(b) and np.isfinite(c)):
         return a * b + c
     value = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
@@ -229,14 +234,14 @@ def _fma_f64_exact(a, b, c):
 
 _LARGEST = 0xFFFFFFFF
 
-_SUBNORMAL_END = 0x00FFFFFF  # twice the bits of the smallest normal float32, less one
+_SUBNORMAL_END = 0x00FFFFFF  # 2 * (bits of the smallest normal float32) - 1
 
 
 def fma_bf16(x, y, z):
-    """bf16 fma in float32: exact, or else rounded to odd there, so that the rounding to bf16 is the only one."""
+    """bf16 fma as float32: exact, or rounded to odd, so that a later rounding to bf16 equals a single rounding."""
     product = x * y
-    # A product of two bf16 has 16 bits: it is exact, unless it is subnormal. (One that vanishes altogether is below all
-    # that the rounding could notice.) Zero minus one wraps around to the largest number.
+    # A product of two bf16 has 16 bits, so it is exact unless it is subnormal. (A product that underflows to zero is
+    # too small to change the rounding.) Zero minus one wraps around to the largest number.
     magnitude = product.view(np.uint32) << np.uint32(1)
     exact = int(np.subtract(magnitude, np.uint32(1), out=magnitude).min(initial=_LARGEST)) >= _SUBNORMAL_END
     if exact and not z.any():
@@ -256,7 +261,7 @@ def fma_bf16(x, y, z):
 
 
 def float_extreme(name: str) -> Callable:
-    """min or max of floats: a number wins over NaN, and -0 is less than +0."""
+    """min or max of floats: the number if one operand is NaN; -0 is less than +0."""
     ufunc, bits = (np.fmin, np.bitwise_or) if name == "min" else (np.fmax, np.bitwise_and)
 
     def run(a, b, out=None):
@@ -267,7 +272,7 @@ def float_extreme(name: str) -> Callable:
 
 
 def nan_extreme(name: str) -> Callable:
-    """min.NaN or max.NaN: NaN wins."""
+    """min.NaN or max.NaN: NaN if one operand is NaN."""
     ufunc, bits = (np.minimum, np.bitwise_or) if name == "min" else (np.maximum, np.bitwise_and)
 
     def run(a, b, out=None):
@@ -278,7 +283,8 @@ def nan_extreme(name: str) -> Callable:
 
 
 def _zeros_in_order(result, a, b, bits: np.ufunc):
-    """Give a minimum or maximum of two zeros its sign, which NumPy leaves open; `bits` combines the operands' signs.
+    """Set the sign of the minimum or maximum of two zeros, which NumPy does not define; `bits` combines the signs of
+    the operands.
 
     Writes into `result`, which must not be one of the operands.
     """
@@ -331,7 +337,7 @@ def widen_bf16(a):
 
 
 def narrow_bf16(value):
-    """float32 to bf16 bits, nearest with ties to even; NaN is 0x7fff."""
+    """float32 to bf16 bits (uint16), to nearest even; NaN is 0x7fff."""
     bits = np.asarray(value).view(np.uint32)
     rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
     bad = np.isnan(value)
@@ -343,7 +349,7 @@ def widen_f16(a):
 
 
 def narrow_f16(value):
-    """Any float to f16 bits, nearest with ties to even; NaN is 0x7fff."""
+    """Any float to f16 bits (uint16), to nearest even; NaN is 0x7fff."""
     bits = np.asarray(np.asarray(value).astype(np.float16)).view(np.uint16)
     bad = np.isnan(value)
     return np.where(bad, np.uint16(0x7FFF), bits) if np.any(bad) else bits
@@ -354,7 +360,7 @@ def small_format(type: str) -> tuple[Callable, Callable]:
 
 
 def on_elements(type: str, function: Callable) -> Callable:
-    """Let a function of uint16 arrays work on registers of a small float type."""
+    """A function of uint16 arrays, applied to registers of a small float type (one element or a pair)."""
     packed = type.endswith("x2")
 
     def run(*operands):
@@ -374,7 +380,7 @@ _SIXTEEN = np.uint32(16)
 
 
 def _widen_bf16x2(a):
-    """Words of two bf16 as float32 (2, n): low halves, then high ones; n is 1 for a 0-d operand."""
+    """(n,) words of two bf16 as float32 (2, n): low halves, then high halves; n is 1 for a 0-d operand."""
     a = np.asarray(a).reshape(-1)
     wide = np.empty((2, len(a)), np.uint32)
     np.left_shift(a, _SIXTEEN, out=wide[0])
@@ -383,7 +389,7 @@ def _widen_bf16x2(a):
 
 
 def _narrow_bf16x2(value):
-    """float32 (2, n) to words of two bf16, nearest with ties to even; NaN is 0x7fff."""
+    """float32 (2, n) to (n,) words of two bf16, to nearest even; NaN is 0x7fff."""
     bits = np.ascontiguousarray(value).view(np.uint32)
     rounded = bits >> _SIXTEEN
     np.bitwise_and(rounded, np.uint32(1), out=rounded)
@@ -398,7 +404,7 @@ def _narrow_bf16x2(value):
 
 
 def _on_bf16_pairs(function: Callable) -> Callable:
-    """Let a function of float32 arrays (2, n) work on words of two bf16."""
+    """A function of float32 arrays (2, n), applied to words of two bf16."""
 
     def run(*operands):
         dense = any(np.ndim(operand) for operand in operands)
@@ -409,7 +415,8 @@ def _on_bf16_pairs(function: Callable) -> Callable:
 
 
 def small_function(type: str, function: Callable) -> Callable:
-    """A function of float32 arrays on registers of a small float type; its results are rounded to that type."""
+    """A function of float32 arrays, applied to registers of a small float type; its results are rounded to that
+    type."""
     if type == "bf16x2":
         return _on_bf16_pairs(function)
     widen, narrow = small_format(type)

@@ -1,9 +1,9 @@
-"""How an instruction is defined: operand types, a pure NumPy function, and a registry by mnemonic.
+"""How instructions are defined: operand types, NumPy functions, and a registry of instructions by mnemonic.
 
-A family module (`cvt.py`, `mma.py`, ...) registers a *resolver* per mnemonic. The resolver receives the
-modifiers, the dotted words after the registered name, and returns what the instruction means; it raises
-`Unsupported` for what is not implemented, which refuses a module when it is loaded. Nothing is resolved
-twice: one dotted opcode has one meaning, however often it stands in a text.
+A family module (`cvt.py`, `mma.py`, ...; see `FAMILIES`) registers a *resolver* per mnemonic. The resolver receives
+the modifiers (the dotted words after the registered name) and returns a `Semantics`: the operand types and the
+function of the instruction. It raises `Unsupported` for modifiers that are not implemented; the loader then refuses
+the entry. `resolve` caches the result per dotted opcode.
 
     @define("ex2")
     def ex2(modifiers):
@@ -28,39 +28,39 @@ Operand types
     [shared] [global] [generic] [local]   an address operand: byte addresses in that space, displacement included:
                           uint64, or uint32 where the text has a 32-bit register for shared or local memory
     imm                   an immediate: a Python int
-    any of these with `?` optional: an absent source arrives as None (the first optional ones are present as far as
-                          the number of operands goes); an absent destination, also `_`, is dropped, so the function
-                          always returns it. A predicate may stand for an optional integer source, and arrives as bool.
+    any of these with `?` optional: an absent source is None (if operands are missing, the last optional sources are
+                          absent); the result for an absent destination, also `_`, is dropped, so the function always
+                          returns it. A predicate may replace an optional integer source; it is an array of bool.
 
-    Registers may be wider than the type (`cvt.u32.u8 %r1, %r2`): the machine truncates sources, and extends
-    destinations by sign or zero as the type says. Immediates arrive as 0-d arrays of the type: let
-    broadcasting do its work. Arrays are read-only by convention: never write into an argument.
+    Registers may be wider than the type (`cvt.u32.u8 %r1, %r2`): generated code truncates sources and sign- or
+    zero-extends results, as the type demands. Immediates are 0-d arrays of the type and broadcast. Functions must not
+    write into their arguments.
 
 What a function returns
-    An array (or scalar) per destination register in the dtype of its type: a single destination returns the
-    array itself, several return one flat tuple (a destination `f32*4` is four of them). A 0-d or (1,) result
-    is broadcast.
+    One array (or scalar) per destination register, in the dtype of its type: the array itself for a single
+    destination, one flat tuple for several (a destination `f32*4` is four of them). 0-d and (1,) results are
+    broadcast.
 
 Kinds
     Lanes      function(*sources) on arrays of shape (n,): any n, any mix of threads. Pure.
-    Warps      function(*sources) on arrays of shape (warps, 32), lanes of a warp in the last axis. All 32
-               lanes execute; `aligned=True` (mma, ldmatrix) makes anything less a fault. With `mask=i` source i is the
-               membermask: the machine checks that it names the executing lanes and nobody who is elsewhere, and
-               the function is called with `active=` a (warps, 32) bool array (or None when every lane is there);
-               results of inactive lanes are dropped, their inputs are unspecified.
-    Memory     a `memory=` first argument (see `Access` in memory.py) for what reads or writes memory:
-               function(memory, *sources), on (n,) arrays, or (warps, 32) with `warps=True`.
-    Blocking   function(threads, *sources): what may have to wait (bar, barrier, mbarrier waits). It ends a basic
-               block; see `Threads` in calls.py. Sources are (n,) arrays.
+    Warps      function(*sources) on arrays of shape (warps, 32), lanes of a warp in the last axis. With
+               `aligned=True` (mma, ldmatrix) fewer than 32 executing lanes are a fault. With `mask=i` source i is the
+               membermask: calls.py checks that it names each executing lane and no lane that is elsewhere, and
+               calls the function with `active=`, a (warps, 32) bool array, or None if all lanes execute. Results of
+               inactive lanes are dropped; their inputs are unspecified.
+    Memory     function(memory, *sources) for instructions that read or write memory (see `Access` in memory.py), on
+               (n,) arrays, or on (warps, 32) with `warps=True`.
+    Blocking   function(threads, *sources) for instructions whose threads may have to wait (bar, barrier, mbarrier
+               waits), on (n,) arrays; see `Threads` in calls.py. It ends a basic block.
 
-A `function` may be a dict {"float64": f, "hardware": g}: the emulator's `arithmetic` picks.
+A `function` may be a dict {"float64": f, "hardware": g}; the emulator's `arithmetic` selects one.
 
-`prepare` (Warps) names, per source operand, a pure function applied to that operand alone first, or None. Its
-result replaces the operand. The code generator keeps it while the operand's registers stay unchanged within a
-basic block: a fragment that enters sixteen MMAs is decoded once.
+`prepare` (Warps) is a sequence with one entry per source: a pure function of that operand, or None. Its result
+replaces the operand. The code generator reuses it within a basic block while the operand's registers are unchanged:
+a fragment that enters sixteen MMAs is decoded once.
 
-Faults: raise `Fault(message, where)`; `where` is a bool array shaped as the sources (or the position of a thread in
-it) that says who is at fault. The machine adds kernel, block, thread, PTX line and source line.
+Faults: raise `Fault(message, where)`; `where` marks the threads at fault: a bool array of the shape of the sources,
+or the position of one thread. machine.py adds kernel, block, thread, PTX line and source line.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ Function = Union[Callable, Mapping[str, Callable]]
 
 
 class Fault(Exception):
-    """What an instruction found wrong; the machine turns it into an `EmulatorFault` that names the place.
+    """An error that an instruction finds; machine.py turns it into an `EmulatorFault` that names the place.
 
     `where` is a bool array over the executing threads, the position of one of them, or None (the first).
     """
@@ -89,7 +89,7 @@ class Fault(Exception):
         super().__init__(message)
         self.message = message
         self.where = where
-        self.lane_ids = None  # set where `where` does not count the executing threads
+        self.lane_ids = None  # ids of the threads that `where` indexes; None: the executing threads
 
 
 _INTEGER_BITS = (8, 16, 32, 64)
@@ -114,12 +114,12 @@ SPACES = ("shared", "global", "generic", "local", "const", "param")
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of a signature: its type, how many registers, and how it stands in the text."""
+    """One operand of a signature: its type, its number of registers, and its form in the text."""
 
     type: str
     count: int = 0  # 0: a plain operand; n: a vector of n registers
     optional: bool = False
-    joined: bool = False  # written after `|` behind the operand before it
+    joined: bool = False  # a second destination, written after `|`
 
     @cached_property
     def is_address(self) -> bool:
@@ -144,7 +144,7 @@ _OPERAND = re.compile(r"(\[(?P<space>\w+)\]|(?P<type>\w+))(\*(?P<count>\d+))?(?P
 
 @cache
 def signature(text: str) -> tuple[Operand, ...]:
-    """Read `"b32|pred?, f32*4, [shared]"` into operands; raises ValueError for what it is not."""
+    """Parse a signature such as `"b32|pred?, f32*4, [shared]"`; raises ValueError for unknown operand types."""
     operands = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         for position, piece in enumerate(part.split("|")):
@@ -164,7 +164,8 @@ def signature(text: str) -> tuple[Operand, ...]:
 
 @dataclass(frozen=True)
 class Semantics:
-    """What one dotted opcode means: operand types and a function. Made by `Lanes`, `Warps`, `Memory`, `Blocking`."""
+    """The definition of one dotted opcode: operand types and a function. Made by `Lanes`, `Warps`, `Memory`,
+    `Blocking`."""
 
     kind: str
     destinations: tuple[Operand, ...]
@@ -174,13 +175,13 @@ class Semantics:
 
     @cached_property
     def plain(self) -> bool:
-        """Whether every operand is one register or the like, none of them optional."""
+        """Whether every operand is a single value: no vector, address, immediate, pair or optional operand."""
         operands = self.destinations + self.sources
         return not any(o.count or o.optional or o.joined or o.is_address or o.is_immediate for o in operands)
 
     @cached_property
     def result_types(self) -> list[str]:
-        """The type of every destination register, vectors spread out."""
+        """The type of every destination register; a vector has one entry per element."""
         return [operand.type for operand in self.destinations for _ in range(max(operand.count, 1))]
 
     def bound(self, arithmetic: str) -> Callable:
@@ -203,9 +204,9 @@ def Lanes(
 ) -> Semantics:
     """A pure instruction on single threads.
 
-    `out=True`: the function is a ufunc or takes `out=` like one. `scalars=True` (implied by `out`): it takes 0-d arrays
-    among its sources; otherwise only immediates are 0-d. `loose_nan=True`: float results may hold any NaN; the code
-    generator makes them canonical where their bits become visible. `copies=True`: results are bits of the sources.
+    out: the function is a ufunc or takes `out=` like one. scalars (implied by `out`): sources may be 0-d arrays;
+    otherwise only immediates are 0-d. loose_nan: float results may hold any NaN; the code generator makes them
+    canonical where their bits become visible. copies: results are bits of the sources.
     """
     options = {"out": out, "scalars": scalars or out, "loose_nan": loose_nan, "copies": copies}
     return Semantics("lanes", signature(destinations), signature(sources), function, options)
@@ -223,7 +224,7 @@ def Warps(
 ) -> Semantics:
     """A pure instruction that a warp executes together, on arrays of shape (warps, 32).
 
-    `orders=True`: what the threads of the membermask did before happens before what they do next.
+    orders: it is a barrier: earlier accesses of the threads of the membermask happen before their later ones.
     """
     options = {"aligned": aligned, "mask": mask, "prepare": prepare, "orders": orders}
     return Semantics("warps", signature(destinations), signature(sources), function, options)
@@ -241,9 +242,9 @@ def Memory(
 ) -> Semantics:
     """An instruction that reads or writes memory: function(memory, *sources).
 
-    `constant` reads memory that no thread changes, at a variable that is named in the text: constant(launch, name,
-    offset) returns the tuple of results, once per launch. `using` gives the same for a load of which only some bytes
-    matter: bit i of its argument stands for byte i.
+    constant: for loads of parameters and constants; constant(launch, name, offset) reads a named variable and returns
+    the tuple of results, once per launch. using: using(mask) returns the semantics of a load of which only some bytes
+    are used; bit i of the mask stands for byte i.
     """
     options = {"warps": warps, "aligned": aligned, "constant": constant, "using": using}
     return Semantics("memory", signature(destinations), signature(sources), function, options)
@@ -255,7 +256,7 @@ def Blocking(destinations: str, sources: str, function: Function, *, aligned: bo
 
 
 def distinct(numbers: np.ndarray) -> np.ndarray:
-    """The different values among small integers from 0 up, in order: np.unique sorts or hashes, which takes longer."""
+    """The distinct values of small integers from 0 up, ascending. Faster than np.unique, which sorts or hashes."""
     return np.flatnonzero(np.bincount(numbers))
 
 
@@ -284,7 +285,8 @@ FAMILIES = (
 
 
 def define(*names: str) -> Callable[[Resolver], Resolver]:
-    """Register a resolver under dotted names (`"ex2"`, `"shfl.sync"`, `"cp.async"`); the longest match wins."""
+    """Register a resolver under dotted names (`"ex2"`, `"shfl.sync"`, `"cp.async"`); `resolve` takes the longest
+    match."""
 
     def register(resolver: Resolver) -> Resolver:
         for name in names:
@@ -297,14 +299,14 @@ def define(*names: str) -> Callable[[Resolver], Resolver]:
 
 
 def load_families() -> None:
-    """Import every family once, which fills the registry."""
+    """Import every family; each registers its instructions."""
     for family in FAMILIES:
         import_module(f"{__package__}.{family}")
 
 
 @cache
 def resolve(opcode: str) -> Semantics:
-    """The meaning of a dotted opcode such as `add.rn.f32`; raises `Unsupported` with the reason."""
+    """The semantics of a dotted opcode such as `add.rn.f32`; raises `Unsupported` with the reason."""
     load_families()
     words = opcode.split(".")
     for length in range(len(words), 0, -1):
@@ -314,7 +316,7 @@ def resolve(opcode: str) -> Semantics:
                 return resolver(tuple(words[length:]))
             except Unsupported as error:
                 raise Unsupported(f"{opcode} is not implemented: {error}") from None
-            except (ArithmeticError, LookupError, TypeError, ValueError):  # modifiers that a resolver takes for granted
+            except (ArithmeticError, LookupError, TypeError, ValueError):  # a resolver met modifiers it cannot read
                 raise Unsupported(
                     f"{opcode} is not implemented: '{'.'.join(words[length:])}' is not understood"
                 ) from None

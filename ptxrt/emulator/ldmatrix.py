@@ -1,9 +1,9 @@
-"""Matrices between shared memory and the registers of a warp: ldmatrix, stmatrix, movmatrix
+"""Copies of matrices between shared memory and the registers of a warp: ldmatrix, stmatrix, movmatrix
 (PTX ISA 9.7.14.5.15 ldmatrix, 9.7.14.5.16 stmatrix, 9.7.14.5.17 movmatrix).
 
-A matrix row is 16 bytes at an address, aligned to 16, that one lane supplies: lane i the i-th row of all the matrices
-one after another. In registers lane l holds 4 bytes of row l / 4, from byte 4 (l % 4) on: so 8 rows of 16 bytes are,
-in order, one 32-bit register of 32 lanes.
+A matrix row is 16 bytes at an address aligned to 16. Lane i supplies the address of row i, counted through all
+matrices of the instruction. In registers, lane l holds 4 bytes of row l / 4, from byte 4 (l % 4) on. So 8 rows of 16
+bytes in memory order are one 32-bit register of 32 lanes in lane order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _COUNTS = {"x1": 1, "x2": 2, "x4": 4}
 
 
 def _space(words: list[str]) -> str:
-    """Take the state space out of the modifiers; without one the address is generic."""
+    """Remove the state space from the modifiers and return it; "generic" if there is none."""
     for name in ("shared", "shared::cta"):
         if name in words:
             words.remove(name)
@@ -28,9 +28,9 @@ def _space(words: list[str]) -> str:
 
 
 def _suppliers(address: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """The row addresses (warps, rows) and the flat index of the lane that supplies each, None for all in order.
+    """(row addresses (warps, rows), flat index of the lane that supplies each or None for all lanes in order).
 
-    Checks the alignment.
+    Raises a fault for addresses that are not aligned to 16.
     """
     found = address[:, :rows]
     if int(np.bitwise_or.reduce(found, axis=None)) & 15:
@@ -46,7 +46,7 @@ def _lanes(warps: int, rows: int) -> np.ndarray:
     return 32 * np.arange(warps)[:, None] + np.arange(rows)
 
 
-# What turns the 16 bytes of each row in memory, (warps, rows, 16), into bytes in register order.
+# Functions from the bytes of rows in memory, uint8 (warps, rows, 16), to bytes in register order.
 
 
 def _row_order(rows: np.ndarray) -> np.ndarray:
@@ -60,12 +60,12 @@ def _transposed_halfwords(rows: np.ndarray) -> np.ndarray:
 
 
 def _transposed_bytes(rows: np.ndarray) -> np.ndarray:
-    """Transpose each 16 x 16 matrix of bytes; a register of each half of the columns results."""
+    """Transpose each 16 x 16 matrix of bytes; each half of its columns becomes one register."""
     matrices = rows.reshape(rows.shape[0], -1, 16, 16)
     return np.ascontiguousarray(matrices.swapaxes(-1, -2))
 
 
-# Rows of 16 elements narrower than a byte, padded to 16 bytes. The padding is not read.
+# Loads of a row. Rows of 16 elements narrower than a byte are padded to 16 bytes; the padding is not read.
 
 
 def _load_bytes(memory, space: str, address: np.ndarray, lanes: np.ndarray | None) -> np.ndarray:
@@ -73,13 +73,14 @@ def _load_bytes(memory, space: str, address: np.ndarray, lanes: np.ndarray | Non
 
 
 def _load_b4x16_p64(memory, space: str, address: np.ndarray, lanes: np.ndarray | None) -> np.ndarray:
-    """8 bytes of 4-bit elements, low nibble first, and 8 of padding: one byte each, in bits 3..0."""
+    """8 bytes of 4-bit elements, low nibble first, then 8 of padding. Each element becomes bits 3..0 of a byte."""
     packed = memory.load(space, address, 8, lane=lanes)
     return np.stack((packed & np.uint8(15), packed >> np.uint8(4)), axis=-1).reshape(*address.shape, 16)
 
 
 def _load_b6x16_p32(memory, space: str, address: np.ndarray, lanes: np.ndarray | None) -> np.ndarray:
-    """12 bytes of 6-bit elements, lowest bits first, and 4 of padding: one byte each, in bits 5..0."""
+    """12 bytes of 6-bit elements, lowest bits first, then 4 bytes of padding. Each element becomes bits 5..0 of a
+    byte."""
     packed = np.concatenate(
         (memory.load(space, address, 8, lane=lanes), memory.load(space, address + np.uint64(8), 4, lane=lanes)), axis=-1
     )
@@ -89,7 +90,7 @@ def _load_b6x16_p32(memory, space: str, address: np.ndarray, lanes: np.ndarray |
 
 _PADDED = {"b4x16_p64": _load_b4x16_p64, "b6x16_p32": _load_b6x16_p32}
 
-#: (shape, .trans?, element type): rows of a matrix, bytes of a row as they become registers, numbers of matrices.
+#: (shape, .trans?, element type): rows per matrix, function to register order, allowed numbers of matrices.
 _LOADS: dict[tuple[str, bool, str], tuple[int, Callable, tuple[str, ...]]] = {
     ("m8n8", False, "b16"): (8, _row_order, ("x1", "x2", "x4")),
     ("m8n8", True, "b16"): (8, _transposed_halfwords, ("x1", "x2", "x4")),
@@ -101,7 +102,7 @@ _LOADS: dict[tuple[str, bool, str], tuple[int, Callable, tuple[str, ...]]] = {
 
 @define("ldmatrix.sync.aligned")
 def ldmatrix(modifiers: tuple[str, ...]) -> Semantics:
-    """ldmatrix.sync.aligned.shape.num{.trans}{.shared}.type r, [p]: 1, 2 or 4 matrices into registers."""
+    """ldmatrix.sync.aligned.shape.num{.trans}{.shared}.type r, [p]: load 1, 2 or 4 matrices into registers."""
     words = list(modifiers)
     space = _space(words)
     load_row = _load_bytes
@@ -130,15 +131,15 @@ def ldmatrix(modifiers: tuple[str, ...]) -> Semantics:
 
 
 def _columns_of_bytes(rows: np.ndarray) -> np.ndarray:
-    """Registers of 16 x 8 bytes as MMA results lie in them, to the 8 columns: 16 bytes each.
+    """16 x 8 matrices of bytes from the layout of MMA results to rows in memory: 8 columns of 16 bytes each.
 
-    Byte e of lane l is row l / 4 + 8 (e / 2) and column 2 (l % 4) + e % 2.
+    Byte e of lane l is the element in row l / 4 + 8 (e / 2) and column 2 (l % 4) + e % 2.
     """
     pieces = rows.reshape(rows.shape[0], -1, 8, 4, 2, 2)  # row % 8, column / 2, row / 8, column % 2
     return np.ascontiguousarray(pieces.transpose(0, 1, 3, 5, 4, 2))
 
 
-#: (shape, .trans?, element type): bytes in register order as they become rows in memory.
+#: (shape, .trans?, element type): function from bytes in register order to rows in memory.
 _STORES: dict[tuple[str, bool, str], Callable] = {
     ("m8n8", False, "b16"): _row_order,
     ("m8n8", True, "b16"): _transposed_halfwords,
@@ -148,7 +149,7 @@ _STORES: dict[tuple[str, bool, str], Callable] = {
 
 @define("stmatrix.sync.aligned")
 def stmatrix(modifiers: tuple[str, ...]) -> Semantics:
-    """stmatrix.sync.aligned.{m8n8.num{.trans}{.shared}.b16|m16n8.num.trans{.shared}.b8} [p], r: 1, 2 or 4 matrices."""
+    """stmatrix.sync.aligned.{m8n8.num{.trans}{.shared}.b16|m16n8.num.trans{.shared}.b8} [p], r: store matrices."""
     words = list(modifiers)
     space = _space(words)
     transposed = words[2:3] == ["trans"]
@@ -170,7 +171,7 @@ def stmatrix(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("movmatrix.sync.aligned")
 def movmatrix(modifiers: tuple[str, ...]) -> Semantics:
-    """movmatrix.sync.aligned.m8n8.trans.b16 d, a: transpose an 8 x 8 matrix of 16-bit elements in place."""
+    """movmatrix.sync.aligned.m8n8.trans.b16 d, a: transpose an 8 x 8 matrix of 16-bit elements in registers."""
     if modifiers != ("m8n8", "trans", "b16"):
         raise Unsupported("expected movmatrix.sync.aligned.m8n8.trans.b16")
 

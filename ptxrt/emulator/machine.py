@@ -1,9 +1,12 @@
-"""Run a translated entry: batches of thread blocks, a scheduler over basic blocks, waiting and waking, faults.
+"""Run a translated entry: batches of thread blocks, the scheduler over basic blocks, waiting threads, faults.
 
-All threads of a batch are lanes of NumPy arrays. Threads that stand at the same basic block run it together; where all
-threads of a batch do, the register rows are used as they are, otherwise the rows of the executing threads are gathered
-and scattered back. The lowest basic block runs first, which brings parted threads together again (see lower.py).
-Blocks that a whole warp must execute together wait for the rest of the warp.
+All threads of a batch are lanes of NumPy arrays. Threads at the same basic block run it together. If all threads of the
+batch are at that block, the function of the block works on the register rows in place; otherwise the rows of the
+executing threads are gathered first and scattered afterwards. The lowest basic block runs first, so that diverged
+threads reconverge (see lower.py). A block that whole warps must execute together waits for the rest of each warp.
+
+`launch` is the entry point. translate.py makes the functions of the blocks, calls.py is their run time, memory.py
+their memory.
 """
 
 from __future__ import annotations
@@ -23,29 +26,29 @@ from .memory import SHARED_BASE, WRITTEN, Access, CopyQueue, GlobalMemory, Regio
 from .profile import SCHEDULING, TRANSLATION
 from .progress import Progress
 
-_NOWHERE = np.iinfo(np.int32).max  # the key of a thread that cannot run
+_NOWHERE = np.iinfo(np.int32).max  # the key (next basic block) of a thread that waits or has exited
 PARAM_BYTES = 32764  # the most that the PTX ISA allows
 _SHARED_LIMIT = 227 * 1024  # the most shared memory a block has on any GPU
-_FAIRNESS = 64  # every so many steps over parted threads, those who waited longest run
+_FAIRNESS = 64  # of so many steps over diverged threads, one runs the block that ran least recently
 _RACE_BYTES = (
     1 << 28
-)  # at most, for the readers of every word of shared memory; four times that where bytes are touched
+)  # the most for the readers of every word of shared memory; four times as much once bytes are tracked
 _RESERVED_BYTES = 1024  # of shared memory that the driver keeps, and cooperative groups use
 _WORKSPACE = {
     "envreg1": 32,
     "envreg2": 0,
 }  # the halves of the address of a grid's workspace (cooperative_groups/details)
 _WORKSPACE_BYTES = 64
-_BATCH_BYTES = 1 << 32  # at most, for the registers, shared and local memory of blocks that run together
-_CLOCK_STEPS = 16  # basic blocks between two looks at the clock, where a launch has a time limit
-_LOOK = 255  # every so many steps less one, endless loops are looked for
-_LONG = 1 << 15  # steps of a batch behind which stores are compared with what they overwrite
-_CALM = 8192  # steps without any change before threads are suspected of being in endless loops
-_PATIENCE = 256  # turns of one warp alone before another one's, and steps to a turn, where warps run one by one
+_BATCH_BYTES = 1 << 32  # the most for the registers, shared and local memory of a batch
+_CLOCK_STEPS = 16  # basic blocks between two checks of the time limit
+_LOOK = 255  # mask: the search for endless loops runs every 256 steps
+_LONG = 1 << 15  # after so many steps of a batch, a store of the value that is there already is not a change
+_CALM = 8192  # steps without any change before the search for endless loops compares states
+_PATIENCE = 256  # with schedule="warps": turns of one warp before the next one's, and steps per turn
 
 
 class Launch:
-    """What is the same for every thread of a launch."""
+    """The parameters and values that all threads of a launch share."""
 
     def __init__(self, emulator, module, code, grid, block, shared_bytes: int):
         self.emulator = emulator
@@ -63,7 +66,7 @@ class Launch:
         program = code.program
         start = program.shared[program.dynamic[0]] if program.dynamic else program.shared_bytes
         self.shared_bytes = (start if program.dynamic else program.shared_bytes) + shared_bytes
-        # What the driver keeps for itself lies behind a block's own shared memory here, where an entry asks for it.
+        # The shared memory that the driver reserves is placed after the block's own, if the entry asks for it.
         self.reserved = None
         if program.specials & {"reserved_smem_offset_0", "reserved_smem_offset_1"}:
             self.reserved = -(-self.shared_bytes // 128) * 128
@@ -74,13 +77,13 @@ class Launch:
         )
         self.workspace = 0  # of the grid, for cooperative groups
         self.uniform: list[np.ndarray] = []
-        self.uniform_values: dict[str, np.ndarray] = {}  # by register; evaluated once, whichever blocks look them up
+        self.uniform_values: dict[str, np.ndarray] = {}  # by register; evaluated once per launch
         self.meter: Progress | None = None
         self.deadline = None if emulator.timeout is None else time.monotonic() + emulator.timeout
 
     @property
     def block_bytes(self) -> int:
-        """What one block takes of the host's memory: registers, shared and local memory, and the state of each byte."""
+        """Host bytes per block: registers, shared and local memory, and with checks the state of each byte."""
         states = 2 if self.emulator.checks else 1
         registers = sum(max(int(kind[1:]), 1) * count for kind, count in self.code.rows.items())
         return self.warps * WARP * (registers + states * self.local_bytes) + states * self.shared_bytes
@@ -110,7 +113,7 @@ class Launch:
         return self.module.address(name)
 
     def source_of(self, location) -> str:
-        """A source position with what it was inlined into."""
+        """A source position, followed by the positions where it was inlined."""
         places = []
         while location is not None:
             places.append(self.module.source_of(location))
@@ -118,7 +121,7 @@ class Launch:
         return ", inlined at ".join(places)
 
     def read_constant(self, address: int, size: int) -> bytes:
-        """Bytes of a parameter or constant."""
+        """Read bytes of a parameter or a constant."""
         return self.memory.read(address, np.empty(size, np.uint8)).tobytes()
 
 
@@ -136,7 +139,7 @@ class _Rows:
 
 
 class _GatheredRows:
-    """Rows of some lanes, gathered when a block needs them, scattered back by `flush`."""
+    """Rows of some lanes: `provide` gathers those that a block needs, `flush` scatters those that were written."""
 
     def __init__(self, full: _Rows, lanes: np.ndarray):
         self.full = full
@@ -178,7 +181,7 @@ class Executing(Access):
 
     @property
     def whole(self) -> bool:
-        """Whether the threads are whole warps, in order."""
+        """Whether the threads are whole warps, in lane order."""
         if self._whole is None:
             lanes = self.lanes
             if lanes is None:
@@ -208,7 +211,7 @@ class Executing(Access):
 
 
 class _State:
-    """Where all threads of a batch are, and what their registers hold."""
+    """A snapshot of a batch: the next basic block of every thread, and all register rows."""
 
     def __init__(
         self, step: int, block: int | None, lanes: np.ndarray | None, key: np.ndarray, rows: dict[str, np.ndarray]
@@ -217,7 +220,7 @@ class _State:
         self.samples, self.limit = 0, 1
 
     def is_like(self, other: "_State") -> bool:
-        """Whether the machine would go on from both in the same way."""
+        """Whether execution continues identically from both, given unchanged memory."""
         if self.block != other.block or not np.array_equal(self.key, other.key):
             return False
         if self.block is not None and not np.array_equal(self.lanes, other.lanes):
@@ -274,28 +277,29 @@ class Batch:
         self.collective = np.array([block.collective for block in self.code.blocks])
         self.one_by_one = launch.emulator.schedule == "warps"
         self.focus, self.patience = 0, _PATIENCE
-        # Whether threads get on: `changes` counts what may let another thread go on, or end a loop.
+        # `changes` counts events that may release another thread or end a loop; `look` uses it.
         self.changes = 0
-        self.quiet: dict[int, int] = {}  # `changes` after each block that watches memory ran last
+        self.quiet: dict[int, int] = {}  # for each block that watches memory: `changes` after its last run
         self.calm_since = self.calm_changes = 0
         self.suspect: _State | None = None
-        self.compares = False  # whether a store of what is there already is told from a change
+        self.compares = False  # whether a store compares with memory: equal values are not a change
         self.current = 0
-        # By block whether it lies behind an aligned barrier, and the last such block that a parted thread ran.
+        # For each block, whether it is past an aligned barrier; for each thread, the last such block that it ran in a
+        # step without all other threads (-1: none).
         self.behind_barriers = self.code.behind_barriers
         self.last_behind = None if self.behind_barriers is None else np.full(lanes, -1, np.int32)
 
-    # -- what families call -------------------------------------------------------------------------------------
+    # -- called by instruction families -------------------------------------------------------------------------
 
     def park(self, lanes: np.ndarray, why: str) -> None:
-        """These executing threads stop before their next instruction."""
+        """Make these executing threads wait before their next instruction, until `wake`."""
         if self.parking is None:
             self.parking = np.zeros(self.lanes, bool)
         self.parking[lanes] = True
         self.explain(lanes, why)
 
     def wake(self, lane_ids: np.ndarray) -> None:
-        """Parked threads go on."""
+        """Let parked threads continue."""
         self.changes += 1
         lane_ids = np.asarray(lane_ids)
         if self.parking is not None:
@@ -305,7 +309,7 @@ class Batch:
         self.key[waiting] = self.resume[waiting]
 
     def passed(self, lanes: np.ndarray) -> np.ndarray:
-        """Which of these threads, at an aligned barrier, belong to a warp of which others ran past it and exited."""
+        """For each of these threads at an aligned barrier: whether other threads of its warp passed it and exited."""
         past = self.code.blocks[self.current].past
         if self.last_behind is None or past is None:
             return np.zeros(len(lanes), bool)
@@ -313,34 +317,34 @@ class Batch:
         return gone.reshape(-1, WARP).any(axis=1)[lanes // WARP]
 
     def prints(self, lane: int, text: str) -> None:
-        """A thread prints; the text appears when the batch is over."""
+        """Record printed text of a thread; `show_printed` writes it after the batch."""
         self.printed.append((lane, len(self.printed), text))
 
     def show_printed(self) -> None:
-        """Write what was printed, by block and thread."""
+        """Write the printed text, sorted by block and thread."""
         if self.printed:
             self.printed.sort()
             self.launch.emulator.output("".join(text for _, _, text in self.printed))
             self.printed = []
 
     def on_exit(self, callback: Callable[[np.ndarray], None]) -> None:
-        """Call back with the ids of threads that have exited."""
+        """Register a callback for exits; it gets the ids of the threads."""
         self.exit_callbacks.append(callback)
 
     def on_idle(self, callback: Callable[[], bool]) -> None:
-        """Call back when no thread can run; it says whether it woke one."""
+        """Register a callback for the case that no thread can run; it returns whether it woke one."""
         self.idle_callbacks.append(callback)
 
     def explain(self, lanes: np.ndarray, why: str) -> None:
-        """Change what a deadlock says these waiting threads wait for."""
+        """Set what these waiting threads wait for, as the message of a deadlock states it."""
         for other in self.reasons.values():
             other[lanes] = False
         self.reasons.setdefault(why, np.zeros(self.lanes, bool))[lanes] = True
 
-    # What happened before what, for who looks for races; barriers are numbered by their place in shared memory.
+    # Events that order accesses, for the race checks (check.py). A barrier is named by its place in shared memory.
 
     def released(self, lane_ids: np.ndarray, barrier: np.ndarray) -> None:
-        """What these threads did is known to who waits for the current phase of the mbarrier of each."""
+        """Each thread arrives: its accesses happen before the end of the current phase of its mbarrier."""
         if self.observer is not None:
             self.observer.released(lane_ids, barrier)
 
@@ -350,17 +354,17 @@ class Batch:
             self.observer.completed(barrier)
 
     def acquired(self, lane_ids: np.ndarray, barrier: np.ndarray) -> None:
-        """These threads have seen a phase of the mbarrier of each complete."""
+        """Each thread has observed the completion of a phase of its mbarrier."""
         if self.observer is not None:
             self.observer.acquired(lane_ids, barrier)
 
     def fenced(self, lane_ids: np.ndarray) -> None:
-        """What these threads know of is visible to bulk copies, too."""
+        """A proxy fence: all accesses that happened before it are visible to later bulk copies of these threads."""
         if self.observer is not None:
             self.observer.fenced(lane_ids)
 
     def synchronizes(self, lane_ids: np.ndarray) -> None:
-        """These threads execute an atomic or a fence, by which blocks may order what they do in global memory."""
+        """These threads execute an atomic or a fence, which may order accesses of blocks to global memory."""
         if self.global_races is not None:
             self.global_races.synchronizes(self, lane_ids, releases=True, acquires=True)
 
@@ -370,20 +374,21 @@ class Batch:
             self.observer.renewed(barrier)
 
     def synchronized(self, lane_ids: np.ndarray) -> None:
-        """These threads have met at a barrier: what each did before happened before what each does next."""
+        """These threads met at a barrier: all their earlier accesses happen before all their later ones."""
         if self.observer is not None:
             self.observer.synchronized(lane_ids)
 
     # -- registers ----------------------------------------------------------------------------------------------
 
     def write_row(self, kind: str, row: int, lane_ids: np.ndarray, value) -> None:
+        """Write a register row for some threads, between basic blocks or at the end of one."""
         if self.gathered is not None:
             self.gathered.flush()
             self.gathered = None
         getattr(self.rows, kind)[row][lane_ids] = value
 
     def special(self, name: str):
-        """A special register over all lanes, or as one number."""
+        """A special register over all lanes, or one number that all threads share."""
         word, _, axis = name.partition(".")
         if word == "tid":
             x, y, _ = self.launch.block
@@ -448,7 +453,7 @@ class Batch:
             key, low = (
                 self.key,
                 int(self.key.min()),
-            )  # the missing lanes can never arrive: run anyway, so that the instruction reports them
+            )  # the missing threads can never arrive: run anyway, so that the instruction reports them
         lanes = np.flatnonzero(key == low)
         if len(lanes) == self.lanes:
             return low, None, True
@@ -471,8 +476,7 @@ class Batch:
         return low, np.flatnonzero(key == low), False
 
     def key_of_whole_warps(self) -> np.ndarray:
-        """The key without threads that come to a .sync instruction while others of their warp wait: for those they
-        wait, too."""
+        """The key, with `_NOWHERE` for threads at a .sync instruction while other threads of their warp are parked."""
         if not self.parked.any():
             return self.key
         able = self.key != _NOWHERE
@@ -482,9 +486,10 @@ class Batch:
         return np.where(waits, np.int32(_NOWHERE), self.key) if waits.any() else self.key
 
     def key_of_one_warp(self, key: np.ndarray) -> np.ndarray:
-        """The key with one warp alone: the first one that can run, until it waits or ends.
+        """The key of one warp, with `_NOWHERE` for all others: the first warp that can run, until it waits or exits.
 
-        So nobody waits for it by accident. A warp that spins for another one's sake is left after a while.
+        No other warp catches up meanwhile, so a missing barrier shows. A warp that spins until another one makes
+        progress loses its turn after `_PATIENCE` turns.
         """
         able = (key != _NOWHERE).reshape(-1, WARP).any(axis=1)
         if not able.any():
@@ -500,11 +505,11 @@ class Batch:
         return alone
 
     def complete_warps(self, lanes: np.ndarray) -> np.ndarray:
-        """Those lanes whose warp waits for none of its threads: all that can run are here, or wait like these further
-        down.
+        """Of these lanes, those whose warp is complete: all its threads that can run are here or at a later collective
+        block.
 
-        Threads that wait at other instructions for whole warps cannot come: the lowest instruction runs, for the
-        threads that are there. It says who is missing where its membermask names others.
+        Threads at a later collective block cannot arrive: they wait for the rest of their warp themselves. So the
+        lowest collective instruction runs without them, and reports them if its membermask names them.
         """
         warps = self.lanes // WARP
         block = int(self.key[lanes[0]])
@@ -516,7 +521,7 @@ class Batch:
         return lanes[(here == able.reshape(-1, WARP).sum(axis=1))[lanes // WARP]]
 
     def keep_rows(self, lanes: np.ndarray | None) -> None:
-        """Scatter what was gathered for the threads that ran last, unless the same ones go on."""
+        """Scatter the rows gathered for the threads that ran last, unless the same threads continue."""
         executing = self.executing
         if executing is None:
             return
@@ -529,7 +534,8 @@ class Batch:
         self.executing = None
 
     def step(self, number: int, lanes: np.ndarray | None, together: bool) -> int | None:
-        """Run one basic block. Returns the next one if the same threads go on together and no one else can run."""
+        """Run one basic block. Returns the next block if the same threads continue together and no other thread can
+        run; else None."""
         block = self.code.blocks[number]
         self.current = number
         if lanes is not None and self.behind_barriers is not None and self.behind_barriers[number]:
@@ -588,7 +594,7 @@ class Batch:
         return None
 
     def branch(self, terminator: Branch, predicate: np.ndarray, lanes: np.ndarray | None) -> int | None:
-        """The common target of all, or None after each thread was sent to its own."""
+        """The common target of all threads; None if they diverge, after setting the key of each."""
         taken, otherwise = terminator.taken, terminator.otherwise
         if terminator.negated:
             taken, otherwise = otherwise, taken
@@ -600,6 +606,7 @@ class Batch:
         return None
 
     def switch(self, terminator: Switch, index: np.ndarray, lanes: np.ndarray | None) -> int | None:
+        """As `branch`, for brx.idx. Raises EmulatorFault for an index outside of the targets."""
         targets = np.array(terminator.targets, np.int32)
         if (index >= len(targets)).any():
             raise EmulatorFault(
@@ -612,7 +619,7 @@ class Batch:
         return None
 
     def settle(self, terminator, lanes: np.ndarray | None) -> None:
-        """After a blocking instruction, or at the end of threads."""
+        """Update the threads after a blocking instruction, or at their exit."""
         ids = self.lane_ids if lanes is None else lanes
         self.changes += 1
         if isinstance(terminator, Exit):
@@ -628,6 +635,7 @@ class Batch:
         self.parked[ids] = parking
 
     def count(self, number: int, executing: Executing, size: int) -> None:
+        """Count the execution of a basic block; a fault if the budget or the time limit is exceeded."""
         launch = self.launch
         launch.counts[number] += executing.count
         self.issued += size
@@ -644,7 +652,7 @@ class Batch:
     def located(
         self, fault: Fault, number: int, executing: Executing, error: BaseException | None = None
     ) -> EmulatorFault:
-        """The fault with kernel, block, thread and lines."""
+        """The fault as an EmulatorFault that names kernel, block, thread, PTX line and source line."""
         marker = f" block {number}>"
         line = 0
         trace = (error or fault).__traceback__
@@ -687,11 +695,11 @@ class Batch:
         )
 
     def look(self, block: int | None, lanes: np.ndarray | None, together: bool) -> None:
-        """Raise a fault where all threads are in endless loops: they come to a state in which they were before.
+        """Raise a fault if all threads are in endless loops: the batch is in the same state as at an earlier step.
 
-        The state is where each thread is and what its registers hold, while nothing changed in memory, no thread
-        waited, was woken or exited, and none read a clock. Since threads take turns, every thread that can run has to
-        have had one in between.
+        A state (`_State`) is the position of each thread and its registers. States are compared only while `changes`
+        is constant: no change in memory, no thread parked, woken or exited, no read of a clock. Between the two
+        states every thread that can run must have had a turn.
         """
         self.compares = self.steps >= _LONG
         if self.changes != self.calm_changes:
@@ -724,7 +732,7 @@ class Batch:
             self.suspect = now
 
     def horizon(self, together: bool) -> int:
-        """Steps after which every thread that can run has had a turn."""
+        """The number of steps within which every thread that can run gets a turn."""
         if together:
             return 1
         ready = self.key[self.key != _NOWHERE]
@@ -742,6 +750,7 @@ class Batch:
         )
 
     def deadlock(self) -> EmulatorFault:
+        """The fault for a batch in which no thread can run."""
         parts = []
         first = None
         for why, lanes in self.reasons.items():
@@ -765,7 +774,7 @@ class Batch:
         )
 
     def before(self, target: int):
-        """The blocking instruction in front of a basic block."""
+        """The blocking instruction that ends the block before `target`; None if there is none."""
         for index, block in enumerate(self.code.program.blocks):
             if (
                 self.code.blocks[index].blocking
@@ -781,7 +790,7 @@ class Batch:
 
 
 def _three(value, what: str, limits: tuple[int, int, int]) -> tuple[int, int, int]:
-    """A size of one to three positive numbers, as three."""
+    """A size of one to three positive numbers as (x, y, z); raises EmulatorFault outside of `limits`."""
     numbers = (value,) if isinstance(value, (int, np.integer)) else tuple(value)
     numbers = tuple(int(number) for number in numbers) + (1, 1, 1)[len(numbers) :]
     if len(numbers) != 3 or any(number < 1 or number > limit for number, limit in zip(numbers, limits)):
@@ -790,7 +799,7 @@ def _three(value, what: str, limits: tuple[int, int, int]) -> tuple[int, int, in
 
 
 def launch(emulator, entry, grid, block, shared_bytes: int, params: bytes) -> None:
-    """Check a launch and run every block of it, in batches."""
+    """Check the arguments of a launch, then run all blocks in batches. Raises EmulatorFault."""
     module, name = entry.module, entry.name
     if module.emulator is not emulator:
         raise EmulatorFault(f"{name} was loaded into another emulator")

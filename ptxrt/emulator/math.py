@@ -1,10 +1,10 @@
 """Approximate functions: ex2, lg2, sin, cos, tanh, and the .approx and .full forms of rcp, sqrt, rsqrt and div.
 
-PTX bounds the error of these instructions and leaves their bits open (PTX ISA 9.7.3, 9.7.4), so no emulation can
-give the bits of a chip. Here every result is the function in float64, rounded once to the destination, which lies
-within the bound of the ISA quoted at each instruction; the float64 function of the machine's NumPy may be off by
-one float64 ulp, which changes about one result in 2^28. Special values are exact: infinities, zeros and their signs,
-NaN (canonical), flushing of subnormal inputs and results under .ftz.
+The PTX ISA bounds the error of these instructions but does not define their bits (PTX ISA 9.7.3, 9.7.4), so results may
+differ from those of a GPU. Every result here is the function in float64, rounded once to the destination. That is
+within the bound of the ISA, which each instruction quotes. NumPy's float64 functions may be off by one float64 ulp,
+which changes about one result in 2^28. Special values are exact: infinities, zeros and their signs, NaN (canonical),
+flushing of subnormal inputs and results under .ftz.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .numbers import FORMATS, canonical, encode, flushed
 
 
 def _f32(function: Callable[[np.ndarray], np.ndarray], flush: bool) -> Callable:
-    """`function`, on float64, as an operation on f32 arrays."""
+    """An operation on f32 arrays from a `function` on float64."""
 
     def apply(a):
         a = np.asarray(a, np.float32)
@@ -29,7 +29,7 @@ def _f32(function: Callable[[np.ndarray], np.ndarray], flush: bool) -> Callable:
 
 
 def _f64(function: Callable[[np.ndarray], np.ndarray]) -> Callable:
-    """`function` on f64 arrays."""
+    """An operation on f64 arrays from a `function` on float64; NaN results are np.nan."""
 
     def apply(a):
         with np.errstate(all="ignore"):
@@ -40,11 +40,11 @@ def _f64(function: Callable[[np.ndarray], np.ndarray]) -> Callable:
 
 
 def _gross(function: Callable[[np.ndarray], np.ndarray]) -> Callable:
-    """`function` on f64 arrays from and to their upper 32 bits: the lower ones are ignored, and 0 in the result.
+    """`function` on the upper 32 bits of f64 arrays: the lower 32 bits of operands are ignored, those of results are 0.
 
-    Subnormal operands and results become zeros of their sign. PTX ISA 9.7.3, rcp.approx.ftz.f64, leaves the rounding of
-    the 20 bits of mantissa open; here it is to nearest. Divisions and logarithms in double precision start from such a
-    guess.
+    Subnormal operands and results become zeros of their sign. PTX ISA 9.7.3, rcp.approx.ftz.f64, does not define the
+    rounding of the 20 mantissa bits; here it is to nearest. Divisions and logarithms in double precision use such a
+    result as their first approximation.
     """
     upper = np.uint64(0xFFFF_FFFF_0000_0000)
     exact = _f64(function)
@@ -55,7 +55,7 @@ def _gross(function: Callable[[np.ndarray], np.ndarray]) -> Callable:
     def apply(a):
         a = np.asarray(a, np.float64)
         result = exact(flush((a.view(np.uint64) & upper).view(np.float64)))
-        # A carry out of the mantissa is the next exponent, which is right; an infinity has no lower bits to round.
+        # A carry out of the mantissa correctly increments the exponent; the lower bits of an infinity are zero.
         rounded = (result.view(np.uint64) + np.uint64(1 << 31) & upper).view(np.float64)
         return np.where(np.isnan(a), np.nan, flush(rounded))
 
@@ -63,7 +63,7 @@ def _gross(function: Callable[[np.ndarray], np.ndarray]) -> Callable:
 
 
 def _half(function: Callable, name: str, flush: bool) -> Callable:
-    """`function`, on float64, as an operation on raw f16 or bf16 codes, by a table of all of them."""
+    """An operation on raw f16 or bf16 codes from a `function` on float64, by a look-up table of all codes."""
     table: list[np.ndarray] = []
 
     def apply(codes):
@@ -118,7 +118,7 @@ def ex2(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("lg2")
 def lg2(modifiers: tuple[str, ...]) -> Semantics:
-    """lg2.approx{.ftz}.f32: log2 a; of a zero -inf, of a negative number NaN.
+    """lg2.approx{.ftz}.f32: log2 a; -inf for a zero, NaN for a negative number.
 
     Hardware: absolute 2^-22 for a in (0.5, 2), relative 2^-22 elsewhere.
     """
@@ -127,7 +127,7 @@ def lg2(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("sin")
 def sin(modifiers: tuple[str, ...]) -> Semantics:
-    """sin.approx{.ftz}.f32: sin a, a in radians; of an infinity NaN.
+    """sin.approx{.ftz}.f32: sin a, a in radians; NaN for an infinity.
 
     Hardware: absolute 2^-20.5 for a in [-2 pi, 2 pi], 2^-14.7 in [-100 pi, 100 pi], no bound outside.
     """
@@ -136,7 +136,7 @@ def sin(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("cos")
 def cos(modifiers: tuple[str, ...]) -> Semantics:
-    """cos.approx{.ftz}.f32: cos a, a in radians; of an infinity NaN. Hardware: bounds as for sin."""
+    """cos.approx{.ftz}.f32: cos a, a in radians; NaN for an infinity. Hardware: bounds as for sin."""
     return _approx_f32("cos", modifiers, np.cos)
 
 
@@ -155,9 +155,9 @@ def tanh(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("rcp.approx")
 def rcp_approx(modifiers: tuple[str, ...]) -> Semantics:
-    """rcp.approx{.ftz}.f32: 1 / a; of a zero an infinity of its sign. Hardware: within 1 ulp.
+    """rcp.approx{.ftz}.f32: 1 / a; for a zero, an infinity of its sign. Hardware: within 1 ulp.
 
-    rcp.approx.ftz.f64: a first guess, from the upper halves of double-precision numbers (`_gross`).
+    rcp.approx.ftz.f64: an approximation from the upper halves of double-precision numbers (`_gross`).
     """
     if modifiers == ("ftz", "f64"):
         return Lanes("f64", "f64", _gross(lambda a: 1.0 / a))
@@ -168,15 +168,15 @@ def rcp_approx(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("sqrt.approx")
 def sqrt_approx(modifiers: tuple[str, ...]) -> Semantics:
-    """sqrt.approx{.ftz}.f32: the square root; of -0, -0; of a negative number NaN. Hardware: relative 2^-23."""
+    """sqrt.approx{.ftz}.f32: the square root; -0 for -0, NaN for a negative number. Hardware: relative 2^-23."""
     return _approx_f32("sqrt", ("approx", *modifiers), np.sqrt)
 
 
 @define("rsqrt.approx")
 def rsqrt_approx(modifiers: tuple[str, ...]) -> Semantics:
-    """rsqrt.approx{.ftz}.f32: 1 / sqrt a; of a zero an infinity of its sign. Hardware: relative 2^-22.9.
+    """rsqrt.approx{.ftz}.f32: 1 / sqrt a; for a zero, an infinity of its sign. Hardware: relative 2^-22.9.
 
-    rsqrt.approx.f64: the same in double precision, subnormals kept. rsqrt.approx.ftz.f64: a first guess (`_gross`).
+    rsqrt.approx.f64: the same in double precision, subnormals kept. rsqrt.approx.ftz.f64: an approximation (`_gross`).
     """
     if modifiers == ("f64",):
         return Lanes("f64", "f64", _f64(lambda a: 1.0 / np.sqrt(a)))
@@ -189,13 +189,13 @@ def rsqrt_approx(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("div.approx")
 def div_approx(modifiers: tuple[str, ...]) -> Semantics:
-    """div.approx{.ftz}.f32: a / b. For 2^126 < |b| < 2^128 zero, or NaN where a is infinite, as the ISA says.
+    """div.approx{.ftz}.f32: a / b; for 2^126 < |b| < 2^128 zero, or NaN if a is infinite, as the ISA defines.
 
     Hardware: within 2 ulp for |b| in [2^-126, 2^126].
     """
 
     def quotient(a, b):
-        # 1 / b is subnormal there, which the hardware's product a * (1 / b) takes as zero.
+        # For large b, 1 / b is subnormal, and the hardware's product a * (1 / b) flushes it to zero.
         large = np.isfinite(b) & (np.abs(b) > np.float32(2.0**126))
         return np.where(large, a * np.copysign(np.float32(0), b), np.divide(a, b))
 

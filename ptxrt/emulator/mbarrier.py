@@ -1,15 +1,15 @@
 """Barriers in shared memory that count arrivals and bytes: mbarrier (PTX ISA 9.7.13.15).
 
-A phase is complete when no arrival is pending and the tx-count is zero. What a phase still lacks may come from
-asynchronous copies (cp.async.mbarrier.arrive, cp.async.bulk): those land when a thread waits for the phase and nothing
-else is missing, no earlier.
+A phase is complete when no arrival is pending and the tx-count is zero. Asynchronous copies (cp.async.mbarrier.arrive,
+cp.async.bulk) may supply the missing arrivals or bytes. They land when a thread waits for the phase and only they are
+missing, no earlier.
 
-A thread that finds its phase incomplete sleeps until it completes, so a loop around try_wait or test_wait costs no
-instructions. Where no thread can run, the sleepers get their `false`, as after a time limit; when that happens many
-times while nothing changes on any barrier, they are in a deadlock.
+A thread that waits for an incomplete phase sleeps until it completes, so a loop around try_wait or test_wait costs no
+instructions. If no thread can run, all sleeping threads continue with the result false, as after a timeout. More than
+`_TIMEOUTS` such timeouts without a change on any barrier are a deadlock.
 
-The object is opaque: its bytes hold nothing that ld can read. Its state here is kept beside the memory. A state
-operand holds the phase in its low half and the pending count in its high half.
+The object is opaque: ld cannot read its bytes. `Barriers` keeps its state beside the memory. A state operand holds the
+phase in its low half and the pending count in its high half.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from .instruction import Blocking, Fault, Lanes, Memory, Semantics, Unsupported, define
 from .memory import NEVER, OPAQUE, SHARED_BASE
 
-MOST = (1 << 20) - 1  # of arrivals, and of bytes in either direction
+MOST = (1 << 20) - 1  # the largest arrival count, and the largest magnitude of the tx-count
 _TIMEOUTS = 64
 _WORD = 8
 
@@ -33,7 +33,7 @@ _SCOPES = {"cta", "cluster"}
 
 
 class _Wait(NamedTuple):
-    """Threads that sleep: the instruction, their ids, their barriers, and the phase number that each waits for."""
+    """Sleeping threads: their instruction, ids, barriers, and the phase number that each barrier must reach."""
 
     threads: object
     lanes: np.ndarray
@@ -43,21 +43,21 @@ class _Wait(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A copy that completes `bytes` on a barrier: `land(barrier)` performs it."""
+    """A pending copy that completes `bytes` on a barrier; `land(barrier)` performs it."""
 
     land: Callable[[int], None]
     bytes: int
 
 
 class _Arrivals(NamedTuple):
-    """Arrivals that come when earlier cp.async copies of these threads have landed: those issued before `serial`."""
+    """Pending arrivals of threads: each takes place when the thread's cp.async copies issued before `serial` land."""
 
     lanes: np.ndarray
     serial: int
 
 
 class Barriers:
-    """The mbarrier objects of a batch. A barrier is named by its place in shared memory, in words of 8 bytes."""
+    """The mbarrier objects of a batch. A barrier is named by its index in shared memory, in words of 8 bytes."""
 
     def __init__(self, batch):
         self.batch = batch
@@ -71,10 +71,10 @@ class Barriers:
         self.timeouts = 0
         batch.on_idle(self.time_out)
 
-    # -- finding them -------------------------------------------------------------------------------------------
+    # -- names --------------------------------------------------------------------------------------------------
 
     def find(self, access, space: str, address: np.ndarray, verb: str = "updates", fresh: bool = False) -> np.ndarray:
-        """The barriers at (n,) addresses; a fault where there is none (`fresh`: where there is one)."""
+        """The barriers at (n,) addresses; a fault where none is initialized (`fresh`: where one is)."""
         address = np.broadcast_to(address, access.count)
         parts = access.locate(space, address, _WORD, None, verb)
         if len(parts) != 1 or parts[0].region is not self.batch.shared:
@@ -91,7 +91,7 @@ class Barriers:
         return f"the mbarrier at 0x{SHARED_BASE + barrier * _WORD % stride:x}"
 
     def lacks(self, barrier: int) -> str:
-        """What the current phase waits for."""
+        """A barrier and the missing arrivals and bytes of its current phase, for messages."""
         return (
             f"{self.name(barrier)} (phase {self.phase[barrier]} lacks {self.pending[barrier]} of "
             f"{self.count[barrier]} arrivals "
@@ -109,7 +109,7 @@ class Barriers:
             raise Fault(f"makes the tx-count of {self.name(int(barrier[int(np.argmax(wrong))]))} exceed {MOST}", wrong)
 
     def tokens(self, barrier: np.ndarray) -> np.ndarray:
-        """State operands that stand for the current phases."""
+        """State operands for the current phases of (n,) barriers."""
         return (self.phase[barrier] & 0xFFFFFFFF).astype(np.uint64) | (
             self.pending[barrier].astype(np.uint64) << np.uint64(32)
         )
@@ -117,7 +117,7 @@ class Barriers:
     def arrive(
         self, threads, barrier: np.ndarray, count: np.ndarray, *, completes: bool, drops: bool, releases: bool
     ) -> np.ndarray:
-        """Let each thread arrive `count` times; returns the states before."""
+        """Let each thread arrive `count` times; returns the states before, (n,)."""
         wrong = (count < 1) | (count > MOST)
         if wrong.any():
             raise Fault(f"arrives {int(count[int(np.argmax(wrong))])} times; a count lies between 1 and {MOST}", wrong)
@@ -158,7 +158,7 @@ class Barriers:
             raise Fault(f"completes a phase of {self.name(int(at))} by an arrival with .noComplete", barrier == at)
 
     def settle(self, touched: np.ndarray) -> None:
-        """Complete the phases of these barriers to which nothing is missing, and wake who waits for them."""
+        """Complete the phases of these barriers where nothing is missing, and wake the threads that wait for them."""
         completed = []
         for barrier in touched.tolist():
             if self.waiters[barrier]:
@@ -174,7 +174,7 @@ class Barriers:
                 self.wake()
 
     def land(self, barrier: int) -> None:
-        """Perform the copies that are all that the current phase of a barrier still lacks."""
+        """Perform the pending copies of a barrier if its current phase lacks nothing else."""
         arrivals = self.arrivals.get(barrier)
         if arrivals and self.pending[barrier] <= sum(len(each.lanes) for each in arrivals):
             while arrivals and self.pending[barrier]:
@@ -193,7 +193,7 @@ class Barriers:
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def wait(self, threads, barrier: np.ndarray, until: np.ndarray, acquires: bool) -> None:
-        """Write whether the phase before `until` is complete; threads for which it is not sleep until it is."""
+        """Write to each thread whether its barrier has reached the phase `until`; the others sleep until it has."""
         missing = self.phase[barrier] < until
         if missing.any():
             wanted = np.unique(barrier[missing])
@@ -212,7 +212,7 @@ class Barriers:
         self.waits.append(_Wait(threads, threads.lane[missing], barrier[missing], until[missing], acquires))
 
     def wake(self) -> None:
-        """Let the sleepers go on whose phase is complete."""
+        """Wake the sleeping threads whose phase is complete."""
         left = []
         for wait in self.waits:
             done = self.phase[wait.barrier] >= wait.until
@@ -234,7 +234,8 @@ class Barriers:
         self.batch.wake(lanes)
 
     def time_out(self) -> bool:
-        """No thread can run: the sleepers go on with `false`, unless they did so too often for nothing."""
+        """Called when no thread can run: sleeping threads continue with the result false. After `_TIMEOUTS` timeouts
+        without a change on any barrier they stay asleep; the scheduler then reports a deadlock."""
         if not self.waits:
             return False
         self.timeouts += 1
@@ -303,7 +304,7 @@ def init(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("mbarrier.inval")
 def inval(modifiers: tuple[str, ...]) -> Semantics:
-    """mbarrier.inval{.shared{::cta}}.b64 [addr]: the barrier ends; its bytes hold nothing."""
+    """mbarrier.inval{.shared{::cta}}.b64 [addr]: end the barrier; its bytes are uninitialized afterwards."""
     space, _ = _words(modifiers)
 
     def run(memory, address):
@@ -320,8 +321,8 @@ def inval(modifiers: tuple[str, ...]) -> Semantics:
 
 def _count_bytes(sign: int) -> Callable[[tuple[str, ...]], Semantics]:
     def resolver(modifiers: tuple[str, ...]) -> Semantics:
-        """mbarrier.{expect_tx|complete_tx}{.relaxed.scope}{.space}.b64 [addr], bytes: more, or fewer, bytes are
-        awaited."""
+        """mbarrier.{expect_tx|complete_tx}{.relaxed.scope}{.space}.b64 [addr], bytes: add bytes to the tx-count, or
+        subtract them."""
         space, _ = _words(modifiers, "relaxed", *_SCOPES)
 
         def run(threads, address, bytes):
@@ -342,11 +343,11 @@ define("mbarrier.complete_tx")(_count_bytes(-1))
 def _arrive(name: str, drops: bool) -> None:
     @define(name)
     def resolver(modifiers: tuple[str, ...]) -> Semantics:
-        """mbarrier.arrive{_drop}{.release|.relaxed}{.scope}{.space}.b64 state, [addr]{, count}: arrive; the state
-        before.
+        """mbarrier.arrive{_drop}{.release|.relaxed}{.scope}{.space}.b64 state, [addr]{, count}: arrive; returns the
+        state before.
 
-        .expect_tx: [addr], bytes, which are awaited in addition. .noComplete: the arrival may not complete the phase.
-        arrive_drop: later phases expect as many arrivals fewer.
+        .expect_tx: the operands are [addr], bytes; first adds bytes to the tx-count. .noComplete: a fault if the
+        arrival completes the phase. arrive_drop: later phases expect `count` fewer arrivals.
         """
         space, words = _words(modifiers, "release", "relaxed", "expect_tx", "noComplete", *_SCOPES)
         if {"expect_tx", "noComplete"} <= words or {"release", "relaxed"} <= words:
@@ -376,8 +377,8 @@ def _waiting(name: str) -> None:
     def resolver(modifiers: tuple[str, ...]) -> Semantics:
         """mbarrier.{test_wait|try_wait}{.parity}{.acquire|.relaxed}{.scope}{.space}.b64 done, [addr], phase{, hint}.
 
-        Whether a phase is complete: the one of a state operand, which is the current or the one before it; with .parity
-        the latest one of that parity.
+        Whether a phase is complete. Without .parity: the phase of a state operand, which must be the current phase or
+        the one before it. With .parity: the latest phase of that parity, up to the current one.
         """
         space, words = _words(modifiers, "parity", "acquire", "relaxed", *_SCOPES)
         acquires = "relaxed" not in words
@@ -422,10 +423,10 @@ def pending_count(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("cp.async.mbarrier.arrive")
 def copies_arrive(modifiers: tuple[str, ...]) -> Semantics:
-    """cp.async.mbarrier.arrive{.noinc}{.shared{::cta}}.b64 [addr]: arrive when this thread's earlier cp.async have
-    landed.
+    """cp.async.mbarrier.arrive{.noinc}{.shared{::cta}}.b64 [addr]: arrive when the earlier cp.async copies of this
+    thread have landed.
 
-    Without .noinc the pending count grows by one first, so that the phase needs no arrival for it in its count.
+    Without .noinc the pending count first grows by one, so that the count of the barrier need not include the arrival.
     """
     space, words = _words(modifiers, "noinc")
 

@@ -1,12 +1,14 @@
-"""Memory of the emulated machine: allocations, shared and local memory, and how threads reach them.
+"""Memory of the emulated machine: global allocations, shared and local memory, and the accesses of threads to them.
 
-Addresses. Global variables and allocations, constants and kernel parameters lie in one generic space; each allocation
-has its own buffer and a gap around it, so that no address ever means another's bytes, and freed addresses are not used
-again. Shared and local memory are offsets of their own (from `SHARED_BASE`, `LOCAL_BASE`; 0 is never valid) and appear
-in the generic space inside windows of 4 GiB.
+Addresses. Global variables and allocations, constants and kernel parameters lie in one generic address space. Each
+allocation has its own buffer. Gaps separate the addresses of allocations, and freed addresses are not reused, so that
+an access just past an allocation or to a freed one is always a fault. Shared and local memory have offsets of their own
+(from `SHARED_BASE` and `LOCAL_BASE`; 0 is never valid) and appear in the generic space inside windows of 4 GiB.
 
-Every space is a `Region`: a flat buffer that is viewed in elements of the access size, and one state per byte: NEVER
-written, WRITTEN, the target of an asynchronous copy IN_FLIGHT, or part of an mbarrier OPAQUE.
+`Region` is a flat buffer, viewed as elements of the access size, with one state per byte: NEVER (not written yet),
+WRITTEN, IN_FLIGHT (the target of an asynchronous copy) or OPAQUE (part of an mbarrier). `GlobalMemory` holds the
+allocations. `Access` is the memory of a set of executing threads: it locates addresses, checks them, loads and stores.
+`CopyQueue` holds the cp.async copies in flight.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _GAP = 512
 
 NEVER, WRITTEN, IN_FLIGHT, OPAQUE = 0, 1, 2, 3
 
-#: Element types by access size. A complex128 is moved as 16 opaque bytes.
+#: Element types by access size. complex128 stands for 16 raw bytes.
 ELEMENTS = {
     1: np.dtype("u1"),
     2: np.dtype("u2"),
@@ -49,12 +51,12 @@ _CONSTANTS = {
 
 
 def bytes_of_mask(used: int, size: int) -> np.ndarray:
-    """Which of `size` bytes a mask names, as bools; bit i stands for byte i."""
+    """A mask as bools (size,): bit i stands for byte i."""
     return (used >> np.arange(size)) & 1 != 0
 
 
 class Region:
-    """A flat buffer of `limit` bytes, in elements of any size, with the state of each byte (None: all written)."""
+    """A flat buffer of `limit` bytes with the state of each byte; `states` is None where all bytes count as written."""
 
     __slots__ = ("data", "limit", "states", "_views", "_state_views")
 
@@ -74,7 +76,7 @@ class Region:
         return view
 
     def element_states(self, size: int) -> np.ndarray:
-        """The states as one unsigned element (two or four of 8 bytes above size 8) per element of the buffer."""
+        """The states per element of the buffer: one unsigned integer, (n,), or above 8 bytes (n, size // 8) of them."""
         view = self._state_views.get(size)
         if view is None:
             view = self.states.view(f"u{min(size, 8)}")
@@ -86,7 +88,7 @@ class Region:
         self.element_states(size)[index] = int.from_bytes(bytes([state]) * min(size, 8), "little")
 
     def wrong(self, index: np.ndarray, size: int, used: int | None = None) -> np.ndarray | None:
-        """Which elements hold bytes (of those in the mask `used`) that may not be read; None if all may."""
+        """Which elements hold bytes that may not be read, among those of the mask `used`; None if there are none."""
         if self.states is None:
             return None
         found = self.element_states(size).take(index, axis=0)
@@ -126,7 +128,7 @@ class GlobalMemory:
         self._next = GLOBAL_BASE
 
     def alloc(self, size: int, name: str = "an allocation", read_only: bool = False) -> int:
-        """Reserve `size` bytes that hold nothing yet; returns the address, a multiple of 512."""
+        """Reserve `size` uninitialized bytes; returns the address, a multiple of 512."""
         if size < 0:
             raise EmulatorFault(f"an allocation of {size} bytes was asked for")
         base = self._next
@@ -137,19 +139,19 @@ class GlobalMemory:
         return base
 
     def free(self, address: int) -> None:
-        """Give an allocation back; its addresses stay invalid for good."""
+        """Free an allocation; its addresses stay invalid."""
         position = bisect_right(self.bases, address) - 1
         if position < 0 or self.bases[position] != address:
             raise EmulatorFault(f"0x{address:x} is freed and is no allocation (freed twice?)")
         del self.bases[position], self.allocations[position]
 
     def copy(self) -> list[tuple[Allocation, np.ndarray, np.ndarray | None]]:
-        """What all allocations that kernels may write hold, for `restore`."""
+        """The contents of all allocations that kernels may write, for `restore`."""
         kept = [allocation for allocation in self.allocations if not allocation.read_only]
         return [(each, each.data.copy(), None if each.states is None else each.states.copy()) for each in kept]
 
     def restore(self, before: list[tuple[Allocation, np.ndarray, np.ndarray | None]]) -> None:
-        """Give allocations back what they held."""
+        """Restore the contents of allocations that `copy` returned."""
         for allocation, data, states in before:
             allocation.data[:] = data
             if states is None:
@@ -188,13 +190,13 @@ class GlobalMemory:
                 allocation.states[offset : offset + raw.size] = WRITTEN
 
     def fill(self, address: int, start: bytes) -> None:
-        """Give a new allocation its contents: some bytes, and zeros behind them."""
+        """Initialize a new allocation: the bytes of `start`, then zeros."""
         allocation = self.find(address)
         allocation.data[: len(start)] = np.frombuffer(start, np.uint8)
         allocation.states = None
 
     def read(self, address: int, out: np.ndarray) -> np.ndarray:
-        """Copy into a C-contiguous array of the host; returns it. Bytes nothing wrote are a fault with checks on."""
+        """Copy into a C-contiguous array of the host; returns it. With checks, uninitialized bytes are a fault."""
         raw = out.reshape(-1).view(np.uint8)
         if raw.size == 0:
             return out
@@ -216,7 +218,8 @@ class GlobalMemory:
 
 
 class Part(NamedTuple):
-    """Elements of one region that an access touches: `where` are positions in the access, None for all."""
+    """The elements `index` of one region that an access touches; `where` are their positions in the access (None: all,
+    in order)."""
 
     region: Region
     index: np.ndarray
@@ -224,9 +227,9 @@ class Part(NamedTuple):
 
 
 class Access:
-    """Memory as a set of executing threads sees it: the `memory` argument of `Memory` instructions.
+    """The memory of a set of executing threads: the `memory` argument of `Memory` instructions.
 
-    `lanes` are the threads' ids in the batch, None for all of them.
+    lanes: the ids of the threads in the batch, None for all of them.
     """
 
     def __init__(self, batch, lanes: np.ndarray | None):
@@ -235,41 +238,42 @@ class Access:
         self.count = batch.lanes if lanes is None else len(lanes)
         self.checks = batch.checks
         self._bases: dict[tuple[str, np.dtype], np.ndarray] = {}
-        self._storing: np.ndarray | None = None  # what a store stores, for who looks for races
+        self._storing: np.ndarray | None = None  # the values of the latest store, for the race checks
 
     @property
     def lane_ids(self) -> np.ndarray:
-        """The threads' ids in the batch."""
+        """The ids of the threads in the batch."""
         return self.batch.lane_ids if self.lanes is None else self.lanes
 
     @property
     def copies(self) -> "BoundCopies":
-        """Asynchronous copies of these threads."""
+        """The asynchronous copies (cp.async) of these threads."""
         return BoundCopies(self)
 
     def subset(self, positions: np.ndarray) -> "Access":
-        """The threads at these positions among the executing ones."""
+        """The memory of the threads at these positions among the executing ones."""
         return type(self)(self.batch, self.lane_ids[positions])
 
-    # -- what families call -------------------------------------------------------------------------------------
+    # -- called by instruction families -------------------------------------------------------------------------
 
     def load(self, space: str, address: np.ndarray, size: int, lane: np.ndarray | None = None) -> np.ndarray:
         """Read `size` bytes (1, 2, 4, 8, 16, 32) at each address; returns uint8 of shape (*address.shape, size).
 
-        `lane` has the shape of `address` and says which of the executing threads reads; by default they are all, in
-        order. Faults: out of bounds, misaligned, bytes that nothing wrote or that a copy is still writing.
+        `lane` has the shape of `address` and holds the position of the reading thread among the executing ones; by
+        default all of them read, in order. Faults: out of bounds, misaligned, bytes that are uninitialized or that a
+        copy in flight writes.
         """
         found = self._of_lane(lane, self.gather, space, address.reshape(-1), size)
         return found.view(np.uint8).reshape(*address.shape, size)
 
     def store(self, space: str, address: np.ndarray, data: np.ndarray, lane: np.ndarray | None = None) -> None:
-        """Write uint8 data of shape (*address.shape, size) at each address; later threads win."""
+        """Write uint8 data of shape (*address.shape, size) at each address; of equal addresses the last thread wins."""
         size = data.shape[-1]
         values = np.ascontiguousarray(data).reshape(-1).view(ELEMENTS[size])
         self._of_lane(lane, self.scatter, space, address.reshape(-1), values, size)
 
     def _of_lane(self, lane: np.ndarray | None, access, *arguments):
-        """Call an access; a fault is then at the thread that `lane` says."""
+        """Call an access; a fault names the thread that `lane` holds at its position."""
         if lane is None:
             return access(*arguments)
         lane = lane.reshape(-1)
@@ -287,10 +291,10 @@ class Access:
         used: int | None = None,
         strong: bool = False,
     ) -> np.ndarray:
-        """`load` on flat addresses: returns (n,) elements of `ELEMENTS[size]`. Bytes outside of the mask `used` may be
-        anything.
+        """`load` on (n,) addresses: returns (n,) elements of `ELEMENTS[size]`. Bytes outside of the mask `used` are not
+        checked.
 
-        strong: the load may learn what other blocks did.
+        strong: the load may order accesses of other blocks before later ones of this block (see `GlobalRaces`).
         """
         parts = self.locate(space, address, size, lane, "reads", used)
         if self.batch.global_races is not None:
@@ -314,9 +318,9 @@ class Access:
         lane: np.ndarray | None = None,
         strong: bool = False,
     ) -> None:
-        """`store` of (n,) elements (or one for all) of `ELEMENTS[size]` at flat addresses.
+        """`store` of (n,) elements (or one for all) of `ELEMENTS[size]` at (n,) addresses.
 
-        strong: the store may tell other blocks of what was done before.
+        strong: the store may order earlier accesses of this block before those of other blocks (see `GlobalRaces`).
         """
         batch = self.batch
         self._storing = values
@@ -334,7 +338,7 @@ class Access:
                 region.mark(index, size, WRITTEN)
 
     def _note_global(self, parts: list["Part"], size: int, lane, verb: str, strong: bool, values=None) -> None:
-        """Tell who looks for races between blocks of an access to allocations."""
+        """Report an access to allocations to the check for races between blocks."""
         races = self.batch.global_races
         for region, index, where in parts:
             if not isinstance(region, Allocation) or region.read_only:
@@ -350,7 +354,7 @@ class Access:
     def locate(
         self, space: str, address: np.ndarray, size: int, lane: np.ndarray | None, verb: str, used: int | None = None
     ) -> list[Part]:
-        """The elements behind flat addresses, all checks of bounds and alignment done."""
+        """The elements at (n,) addresses, after the checks of bounds and alignment."""
         if space == "shared":
             parts = [self._locate_private("shared", address, size, lane, verb, used)]
         elif space == "generic":
@@ -373,7 +377,7 @@ class Access:
         if batch.observer is not None and space == "shared":
             values = self._storing if verb == "writes" else None
             if values is not None and values.ndim and len(values) != len(offset):
-                values = None  # a part of a store to several spaces
+                values = None  # one part of a store to several spaces: its values are not known here
             batch.observer.access(self, offset, size, lane, verb, used, values)
         base = self._bases.get((space, dtype))
         if base is None:
@@ -409,7 +413,7 @@ class Access:
         return self._locate_scattered(address, size, verb)
 
     def _locate_scattered(self, address: np.ndarray, size: int, verb: str) -> list[Part]:
-        """Global addresses that lie in several allocations, or outside of all."""
+        """Locate global addresses that lie in several allocations, or in none."""
         memory = self.batch.memory
         position = np.searchsorted(np.array(memory.bases, np.uint64), address, side="right").astype(np.int64) - 1
         parts = []
@@ -537,7 +541,7 @@ class Access:
 
 
 def _moved(fault: Fault, where: np.ndarray) -> Fault:
-    """A fault of a subset, at the positions of the whole."""
+    """A fault of a subset of threads, with its position among all: `where` holds the positions of the subset."""
     at = fault.where
     if at is None:
         position = 0
@@ -553,19 +557,19 @@ def _moved(fault: Fault, where: np.ndarray) -> Fault:
 
 
 class _Copy(NamedTuple):
-    """Copies of one instruction: per thread its id, group, target element; sources by part; bytes to take."""
+    """The copies of one instruction: per thread its id, its group and the target element; the sources by part."""
 
     lanes: np.ndarray
     group: np.ndarray
     target: np.ndarray
     size: int
     sources: list[Part]
-    taken: np.ndarray | None  # bytes of each copy that come from the source, None for all
-    serial: int  # counts the instructions that issued copies
+    taken: np.ndarray | None  # bytes of each copy that come from the source (the rest is zero); None for all
+    serial: int  # number of the issuing instruction, in order of issue
 
 
 class CopyQueue:
-    """Copies that were issued and have not landed; each lands where its thread waits for it, and no earlier.
+    """The cp.async copies in flight. A copy lands when its thread waits for it, no earlier.
 
     Source: PTX ISA, cp.async: completion is only guaranteed by cp.async.wait_group, wait_all or an mbarrier.
     """
@@ -577,7 +581,7 @@ class CopyQueue:
         self.serial = 0
 
     def land_before(self, lanes: np.ndarray, serial: int, barrier: int) -> None:
-        """Perform what these threads issued before a serial number; the barrier tells others of it."""
+        """Perform the copies that these threads issued before a serial number; they complete on the mbarrier."""
         self.batch.changes += 1
         chosen = np.zeros(self.batch.lanes, bool)
         chosen[lanes] = True
@@ -590,9 +594,9 @@ class CopyQueue:
         self.pending[:] = left
 
     def land(self, copy: _Copy, due: np.ndarray, barrier: int | None = None) -> _Copy | None:
-        """Perform the copies that are due (bool per thread); returns what is left.
+        """Perform the copies that are due (bool per thread); returns the rest, None if there is none.
 
-        Who issued a copy knows that it has landed; with `barrier` who waited for that mbarrier does instead.
+        The completion is known to the issuing thread; with `barrier`, to the threads that wait for that mbarrier.
         """
         whole = bool(due.all())
         shared = self.batch.shared
@@ -631,7 +635,7 @@ def _rest_of(part: Part, rest: np.ndarray, count: int) -> Part | None:
 
 
 class BoundCopies:
-    """The copy queue as the executing threads use it: `memory.copies`."""
+    """The copy queue for the executing threads: `memory.copies`."""
 
     def __init__(self, access: Access):
         self.access = access
@@ -640,10 +644,10 @@ class BoundCopies:
     def issue(
         self, destination: np.ndarray, source: np.ndarray, size: int, source_bytes: np.ndarray | None = None
     ) -> None:
-        """Copy `size` bytes (4, 8, 16) from global to shared memory, later.
+        """Queue a copy of `size` bytes (4, 8, 16) from global to shared memory.
 
         `source_bytes`: how many come from the source, the rest is zero; (n,) or scalar, None for all. Bounds,
-        alignment and whether the source was written are checked here and now.
+        alignment and the states of the source are checked at once.
         """
         access, queue = self.access, self.queue
         count = access.count
@@ -687,7 +691,8 @@ class BoundCopies:
         return [part._replace(where=where if part.where is None else where[part.where]) for part in parts]
 
     def _partial(self, source: np.ndarray, size: int, where: np.ndarray, taken: np.ndarray) -> list[Part]:
-        """Sources of which only the first bytes are read: their values are taken now, byte by byte."""
+        """Sources of which only the first bytes are read. Their values are read at once, byte by byte, into a new
+        region."""
         values = np.zeros((len(where), size), np.uint8)
         for byte in range(size):
             reading = np.flatnonzero(taken[where] > byte)
@@ -701,15 +706,15 @@ class BoundCopies:
         return [Part(region, np.arange(len(where)), where)]
 
     def commit(self) -> None:
-        """Close the group of what these threads issued since their last commit."""
+        """Close the group of the copies that these threads issued since their last commit."""
         self.queue.committed[self.access.lane_ids] += 1
 
     def wait(self, groups: int) -> None:
-        """Land all but the latest `groups` committed groups of these threads."""
+        """Perform all but the latest `groups` committed groups of these threads."""
         self._land(self.queue.committed - int(groups))
 
     def wait_all(self) -> None:
-        """Land everything that these threads issued."""
+        """Perform all copies that these threads issued."""
         self._land(self.queue.committed + 1)
 
     def _land(self, limit: np.ndarray) -> None:

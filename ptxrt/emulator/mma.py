@@ -1,28 +1,32 @@
-"""mma.sync: D = A B + C on fragments spread over the registers of a warp (PTX ISA 9.7.14.5).
+"""mma.sync: D = A B + C on fragments distributed over the registers of a warp (PTX ISA 9.7.14.5).
 
-Fragments. With lane = 4 g + t, w elements in a 32-bit register (element 0 in the lowest bits) and K the depth:
+Fragments. With lane = 4 g + t, w elements per 32-bit register (element 0 in the lowest bits) and depth K:
 
     A[r][e]: row g + 8 (r & 1)      k = w t + e + K/2 (r >> 1)    (m16n8k4 of tf32, m16n8k16 of bytes: r is 0 or 1)
     B[r][e]: column g               k = w t + e + K/2 r
     C, D[i]: row g + 8 (i >> 1)     column 2 t + (i & 1)         f16: register i >> 1, half i & 1
 
-The order of k does not matter as long as A and B agree; here it is (t, r, e), in which fragments need no reordering.
-C and D are kept in *register order*: (4, warps, 32), element (i, warp, lane).
+Any order of k is valid if A and B agree. The order here is (t, r, e), so that fragments of B need no reordering. C and
+D are stored in *register order*: (4, warps, 32), element (i, warp, lane).
 
-Two arithmetics:
+There are two arithmetics:
 
-    float64    the exact value of C + A B rounded to float64 and that to the type of D, both to nearest even: the same
-               on every machine, whatever order its BLAS adds in. With f16, a sum that underflows is +0, as on an H200.
+    float64    the exact value of C + A B, rounded to float64 and then to the type of D, both to nearest even. The
+               result does not depend on the machine or the summation order of its BLAS. With f16, a sum that
+               underflows is +0, as on an H200.
     hardware   the rule published for Hopper and Blackwell tensor cores (MMA-Sim, arXiv 2511.10909): the K exact
-               products and C are aligned to the largest exponent among them, each is cut off toward zero at 25
-               fractional bits, the rest is added exactly, and the sum is cut off to f32 (rounded to f16).
+               products and C are aligned to the largest exponent among them and truncated toward zero to 25
+               fractional bits. Their sum is exact; it is truncated to f32 (or rounded to f16).
 
-Integers (s8, u8) are summed exactly; D wraps, or is the nearest s32 with .satfinite. f64 (m8n8k4) is a chain of fused
-multiply-adds in the order of k, begun with C (the same source): both arithmetics mean that.
+Integers (s8, u8) are summed exactly; D wraps, or saturates to s32 with .satfinite. f64 (m8n8k4) is a chain of fused
+multiply-adds in the order of k that starts with C (same source), in both arithmetics.
 
-Packed e2m1 with a scale for each 16 or 32 k (kind::mxf4, kind::mxf4nvf4) is summed by groups of as many: a group's
-products add up exactly, and its sum times both scales is one term. `hardware` has four groups of 16 always, aligned to
-the largest exponent of C and of the scales, cut off at 35 bits.
+Packed e2m1 with one scale per block of 16 or 32 k (kind::mxf4, kind::mxf4nvf4): the products of a block are summed
+exactly, and this sum times both scales is one term. `hardware` always has four terms of 16 k; it aligns C and the terms
+to the largest exponent of C and of the scales and truncates them to 35 fractional bits.
+
+`_Rows` and `_Columns` are decoded fragments of A and B, which `prepare` (instruction.py) reuses between MMAs.
+`_float64`, `_hardware` and their packed forms are the arithmetics; `mma`, at the end, resolves the modifiers.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ _i, _g, _t = np.meshgrid(np.arange(4), np.arange(8), np.arange(4), indexing="ij"
 #: Row and column of each of the 128 outputs of a warp, (4, 32).
 _ROW = (_g + 8 * (_i >> 1)).reshape(4, _LANES)
 _COLUMN = (2 * _t + (_i & 1)).reshape(4, _LANES)
-#: Where each output is in a matrix stored [column][row]; and the opposite.
+#: Index of each output in a matrix stored as [column][row], and the inverse permutation.
 _FROM_COLUMNS = _COLUMN * _ROWS + _ROW
 _TO_COLUMNS = np.argsort(_FROM_COLUMNS, axis=None)
 
@@ -61,12 +65,13 @@ def _places(kind: str, warps: int) -> np.ndarray:
 
 
 def _in_register_order(kind: str, values: np.ndarray) -> np.ndarray:
-    """Spread what each output ("output"), row or column of each warp has over (4, warps, 32)."""
+    """Values per output, row or column of each warp, in register order: (warps, 8, 16), (warps, 16) or (warps, 8) to
+    (4, warps, 32)."""
     return values.reshape(-1).take(_places(kind, len(values)))
 
 
 _FRACTION_BITS = 25
-_NO_PRODUCT = -(1 << 13)  # an exponent below every other, twice of which fits int16
+_NO_PRODUCT = -(1 << 13)  # the exponent of zero: below every other, and its double fits int16
 
 
 # Element types
@@ -74,9 +79,9 @@ _NO_PRODUCT = -(1 << 13)  # an exponent below every other, twice of which fits i
 
 @dataclass(frozen=True)
 class _Element:
-    """An element type of A or B: containers `bits` wide, the code above `shift` unused bits.
+    """An element type of A or B: a code in a container of `bits` bits, above `shift` unused bits.
 
-    tf32 lies in the upper 19 bits of a register, whose lower 13 are ignored; its container here is its code.
+    tf32 is in the upper 19 bits of a register, and the lower 13 are ignored; its container here is the 19-bit code.
     """
 
     name: str
@@ -94,12 +99,12 @@ class _Element:
 
     @cached_property
     def values(self) -> np.ndarray:
-        """float64 value of every container, (2 ** bits,)."""
+        """The value of every container, float64 (2 ** bits,)."""
         return self.format.values[self._codes]
 
     @cached_property
     def exponents(self) -> np.ndarray:
-        """int16 exponent field of every container, unbiased; that of subnormals is the smallest. Zeros:
+        """The unbiased exponent of every container, int16 (2 ** bits,). Subnormals have the smallest one, zeros
         `_NO_PRODUCT`."""
         codes, format = self._codes, self.format
         field = (codes >> format.mantissa_bits) & ((1 << format.exponent_bits) - 1)
@@ -108,7 +113,7 @@ class _Element:
 
     @property
     def width(self) -> int:
-        """Elements in a 32-bit register."""
+        """Elements per 32-bit register."""
         return 32 // self.bits
 
     @property
@@ -119,7 +124,7 @@ class _Element:
 
     @property
     def smallest_step(self) -> int:
-        """Exponent of the lowest bit that any value can have."""
+        """Exponent of the lowest mantissa bit of subnormals: every value is a multiple of 2 ** smallest_step."""
         return self.format.smallest_exponent - self.format.mantissa_bits
 
 
@@ -161,16 +166,16 @@ def _decoder(element: _Element, dtype: np.dtype) -> Callable[[np.ndarray], np.nd
     if element.bits == 16:
         table = element.values.astype(dtype)
         return lambda raw: np.take(table, raw, mode="clip")
-    # Bytes are looked up in pairs, which takes half the time: a pair of f32 travels as one complex number.
+    # Look-ups of pairs of bytes take half the time; an element of the table is two f32 as one complex64.
     pairs = np.stack(np.meshgrid(element.values, element.values, indexing="ij")[::-1], axis=-1)
     table = pairs.astype(np.float32).reshape(-1).view(np.complex64)
     return lambda raw: np.take(table, raw.view("<u2"), mode="clip").view(np.float32).astype(dtype, copy=False)
 
 
 class _Fragment(ABC):
-    """A decoded A or B fragment. What an arithmetic needs of it is computed on first use.
+    """A decoded A or B fragment. Its properties are computed on first use.
 
-    `raw` holds the containers in the order in which a matrix product takes them.
+    `raw` holds the containers in the layout of the operands of np.matmul.
     """
 
     def __init__(self, element: _Element, dtype: np.dtype, raw: np.ndarray):
@@ -181,12 +186,12 @@ class _Fragment(ABC):
 
     @cached_property
     def matrix(self) -> np.ndarray:
-        """Values, in the layout of `raw`."""
+        """The values, in the layout of `raw`."""
         return _decoders(self.element.name, self.dtype)(self.raw)
 
     @cached_property
     def special(self) -> bool:
-        """Whether there is any infinity or NaN."""
+        """Whether any value is an infinity or NaN."""
         return self.element.format.specials != "none" and not bool(np.isfinite(self.matrix).all())
 
     @cached_property
@@ -196,7 +201,8 @@ class _Fragment(ABC):
 
     @cached_property
     def steps(self) -> float:
-        """The largest magnitude of all warps in units of the lowest bit of the smallest one; 0 if all are zero."""
+        """The largest magnitude of all warps, in units of the lowest mantissa bit of the smallest nonzero magnitude; 0
+        if all are zero."""
         largest, smallest = self._extremes
         if not largest:
             return 0.0
@@ -206,11 +212,11 @@ class _Fragment(ABC):
 
     @cached_property
     def _extremes(self) -> tuple[float, float]:
-        """The largest magnitude and the smallest but zero."""
+        """The largest magnitude and the smallest nonzero magnitude."""
         if self.element.bits == 8:
             magnitude = np.abs(self.matrix)
             return float(magnitude.max()), float(magnitude.min(where=magnitude > 0, initial=np.inf))
-        # Codes of magnitudes have the order of the values; less one, zero wraps to the top.
+        # Codes of magnitudes are ordered as the values. Zero minus one wraps around to the largest code.
         one = self.raw.dtype.type(1)
         magnitude = self.raw & self.raw.dtype.type((1 << self.element.bits - 1) - 1)
         smallest = (int((magnitude - one).min()) + 1) & int(np.iinfo(magnitude.dtype).max)
@@ -220,15 +226,15 @@ class _Fragment(ABC):
     @property
     @abstractmethod
     def by_depth(self) -> np.ndarray:
-        """`raw` as (depth, 8 or 1, 1 or 16, warps)."""
+        """`raw` as (depth, 1, 16, warps) for A, (depth, 8, 1, warps) for B."""
 
     @cached_property
     def exponents_by_depth(self) -> np.ndarray:
-        """int16 exponents as `by_depth`."""
+        """The exponents, int16 in the layout of `by_depth`."""
         return self.element.exponents.take(self.by_depth)
 
     def finite_by_depth(self, dtype: np.dtype) -> np.ndarray:
-        """Values as `by_depth`, zero where there is an infinity or NaN."""
+        """The values in the layout of `by_depth`; zero for infinities and NaN."""
         if self._finite is None:
             self._finite = _finite_values(self.element.name, dtype).take(self.by_depth)
         return self._finite
@@ -245,12 +251,13 @@ class _Rows(_Fragment):
 
     @cached_property
     def largest_of_row(self) -> np.ndarray:
-        """(warps, 16)"""
+        """The largest magnitude of each row, (warps, 16)."""
         return np.abs(self.matrix).max(axis=1)
 
     @cached_property
     def steps_of_row(self) -> np.ndarray:
-        """The largest magnitude of a row in units of the lowest bit of its smallest; (warps, 16)."""
+        """The largest magnitude of each row in units of the lowest mantissa bit of its smallest nonzero one; (warps,
+        16)."""
         magnitude = np.abs(self.matrix)
         smallest = np.where(magnitude == 0, np.inf, magnitude).min(axis=1)
         return self.largest_of_row / _lowest_bit(self.element, np.minimum(smallest, self.largest_of_row))
@@ -280,7 +287,7 @@ def _containers(element: _Element, registers: Sequence[np.ndarray]) -> np.ndarra
     for index, register in enumerate(registers):
         stacked[..., index] = register
     if element.padding:
-        # The ISA gives these bits no meaning, and hardware does not ignore all of them.
+        # The ISA does not define these bits, and hardware does not ignore all of them.
         astray = stacked & np.uint32(element.padding)
         if astray.any():
             raise Fault(
@@ -310,18 +317,19 @@ def _finite_values(name: str, dtype: np.dtype) -> np.ndarray:
 
 
 class _Scales:
-    """The scales in a 32-bit register of a warp, four to a lane."""
+    """The scales in a 32-bit register: four bytes per lane, (warps, 32, 4)."""
 
     def __init__(self, register: np.ndarray):
         self.bytes = np.ascontiguousarray(register, np.uint32).view(np.uint8).reshape(len(register), _LANES, 4)
-        self.kept: dict = {}  # what was worked out for the rows of A
+        self.kept: dict = {}  # cached factors of the rows of A
 
     def codes(self, lanes: np.ndarray, byte: int) -> np.ndarray:
-        """(warps, len(lanes))"""
+        """The scale codes of some lanes, (warps, len(lanes))."""
         return self.bytes[:, lanes, byte]
 
     def by_row(self, thread: int, byte: int) -> np.ndarray:
-        """float64 factor of the row of each output, register order; kept, since the next MMA asks for the same."""
+        """The factor of the row of each output, float64 in register order; cached, because the next MMA often uses the
+        same."""
         if (thread, byte) not in self.kept:
             factors = FORMATS["ue8m0"].values[self.codes(_SCALE_LANES_A[thread], byte)]
             self.kept[thread, byte] = _in_register_order("row", factors)
@@ -335,7 +343,7 @@ _SCALE_LANES_B = 4 * np.arange(_COLUMNS) + np.arange(4)[:, None]
 
 @dataclass(frozen=True)
 class _Scaling:
-    """The scales of one MMA: the registers of A and B, and which byte of which lanes counts."""
+    """The scales of one MMA: the registers of A and B, and the selected byte and lanes (thread-id) of each."""
 
     a: _Scales
     b: _Scales
@@ -346,29 +354,29 @@ class _Scaling:
 
     @property
     def rows(self) -> np.ndarray:
-        """float64 factors of the outputs by their rows, register order."""
+        """The factor of the row of each output, float64 in register order."""
         return self.a.by_row(self.thread_a, self.byte_a)
 
     @property
     def columns(self) -> np.ndarray:
-        """float64 factors of the columns, (warps, 8)."""
+        """The factors of the columns, float64 (warps, 8)."""
         return FORMATS["ue8m0"].values[self.b.codes(_SCALE_LANES_B[self.thread_b], self.byte_b)]
 
     @property
     def factors(self) -> np.ndarray:
-        """float64, register order."""
+        """The factor of each output, row times column, float64 in register order."""
         return self.rows * _in_register_order("column", self.columns)
 
     @property
     def exponents(self) -> np.ndarray:
-        """The exponents of both scales together, (8, 16, warps)."""
+        """The sum of the exponents of both scales, (8, 16, warps)."""
         by_row = self.a.codes(_SCALE_LANES_A[self.thread_a], self.byte_a).T.astype(np.int32)
         by_column = self.b.codes(_SCALE_LANES_B[self.thread_b], self.byte_b).T.astype(np.int32)
         return by_row + by_column[:, None] - 2 * FORMATS["ue8m0"].bias
 
 
 def _checked(a: Sequence, b: Sequence, bytes: Sequence[int] = range(4)) -> tuple[int, int, int, int]:
-    """The operands {byte-id, thread-id} of A and of B; `bytes` are the byte-ids that the kind has."""
+    """(byte-id-a, thread-id-a, byte-id-b, thread-id-b), checked; `bytes` are the valid byte-ids of the kind."""
     named = (
         ("byte-id-a", a[0], bytes),
         ("thread-id-a", a[1], range(2)),
@@ -391,7 +399,7 @@ def _uniform(name: str, value, choices: Sequence[int]) -> int:
 def _float64(
     rows: _Rows, columns: _Columns, c: np.ndarray, accumulator: "_Accumulator", scaling: _Scaling | None
 ) -> np.ndarray:
-    """D from C, both of the accumulator's type and in register order."""
+    """D = C + A B, rounded once from float64; C and D have the accumulator's type, in register order."""
     product = np.matmul(columns.matrix, rows.matrix).astype(np.float64, copy=False).reshape(-1, _OUTPUTS)
     if scaling is not None:
         product *= np.repeat(scaling.columns, _ROWS, axis=1)
@@ -403,10 +411,10 @@ def _float64(
         product += c
         return accumulator.nearest(product)
 
-    # The order in which BLAS added may show in the last bits of `product`, and so, rarely, in the result. Where the
-    # interval that holds the exact sum rounds to one value, that is it; the few other sums are done exactly.
+    # The last bits of `product` depend on the summation order of BLAS, and so, rarely, does the result. Compute an
+    # interval that holds the exact sum. If both ends round to one value, that is the result; otherwise sum exactly.
     error = np.where(depth * rows.steps_of_row * columns.steps > 2.0**53, rows.largest_of_row, 0.0)
-    # n additions in any order are off by at most n u sum |p|, u = 2^-53, up to terms in u^2: doubled.
+    # The error of n additions in any order is at most n u sum |p| + O(u^2), u = 2^-53; doubled to cover O(u^2).
     error = _in_register_order("row", error * (columns.largest * (2 * depth * depth * 2.0**-53)))
     scale = None if scaling is None else scaling.factors
     if scale is not None:
@@ -421,7 +429,7 @@ def _float64(
 
 
 def _exact_sums(rows, columns, c, product, scale, places: np.ndarray) -> np.ndarray:
-    """C + A B, rounded once to float64, for the outputs at flat `places` in register order."""
+    """C + A B rounded once to float64, for the outputs at the flat indices `places` in register order."""
     index, warp, lane = np.unravel_index(places, c.shape)
     terms = rows.matrix[warp, :, _ROW[index, lane]] * columns.matrix[warp, _COLUMN[index, lane]]
     if scale is not None:
@@ -430,7 +438,7 @@ def _exact_sums(rows, columns, c, product, scale, places: np.ndarray) -> np.ndar
     total = product.reshape(-1)[places] + c
     inexact = np.isfinite(total)
     if len(places) > 64:
-        # All terms are multiples of the smallest one's lowest bit: below 2^53 of those, no sum was ever rounded.
+        # All terms are multiples of the lowest bit of the smallest one. Sums below 2^53 of these are exact.
         precision = rows.element.format.mantissa_bits + columns.element.format.mantissa_bits + 2
         lowest = np.where(terms == 0, np.inf, np.frexp(terms)[1] - precision).min(axis=-1)
         inexact &= np.abs(terms).sum(axis=-1) > np.exp2(lowest + 53)
@@ -452,8 +460,8 @@ def _power_of_two(exponent: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def _hardware(
     rows: _Rows, columns: _Columns, c: np.ndarray, accumulator: "_Accumulator", scaling: _Scaling | None
 ) -> np.ndarray:
-    """D from C, both of the accumulator's type and in register order."""
-    # Work on (columns, rows, warps): sums over k then run along whole rows of memory.
+    """D from C by the rule of tensor cores; C and D have the accumulator's type, in register order."""
+    # The layout (columns, rows, warps) makes each step of the sum over k contiguous in memory.
     by_column = c.swapaxes(1, 2).reshape(_OUTPUTS, -1)[_TO_COLUMNS].reshape(_COLUMNS, _ROWS, -1)
     finite = np.isfinite(by_column)
     regular = finite.all()
@@ -464,7 +472,7 @@ def _hardware(
 
     factors = None if scaling is None else scaling.factors
     if not regular or rows.special or columns.special or (factors is not None and np.isnan(factors).any()):
-        # Infinities and NaN follow the rules of IEEE 754, which any order of summation shows.
+        # Infinities and NaN follow IEEE 754 and do not depend on the summation order.
         plain = np.matmul(columns.matrix, rows.matrix).astype(np.float64)
         plain = _in_register_order("output", plain.reshape(-1, _OUTPUTS))
         plain = (plain if factors is None else plain * factors) + c
@@ -477,7 +485,7 @@ def _fused_sum(
 ) -> np.ndarray:
     """The aligned, truncated sum, exact in float64. Arrays are (8, 16, warps); `scale` holds exponents.
 
-    Significands are not computed: a product times 2^(25 - largest exponent) is what the alignment leaves of it.
+    Alignment and truncation of a product p are trunc(p 2^(25 - largest exponent)), without its significand.
     """
     # Every product and its shifted form are exact in `dtype`: 8-bit formats and f16 have few bits and a short range.
     dtype = np.dtype(np.float64 if rows.element.name in ("bf16", "tf32") else np.float32)
@@ -496,7 +504,7 @@ def _fused_sum(
     total = np.trunc(c * _power_of_two(_FRACTION_BITS - largest, np.dtype(np.float64)))
     unit = _power_of_two(largest - _FRACTION_BITS, np.dtype(np.float64))
     step = rows.element.smallest_step + columns.element.smallest_step
-    if rows.dtype == np.float32 and relative.max() <= _FRACTION_BITS + step:  # nothing is cut off of any product
+    if rows.dtype == np.float32 and relative.max() <= _FRACTION_BITS + step:  # no product loses bits
         products = np.matmul(columns.matrix, rows.matrix).reshape(-1, _OUTPUTS).T.reshape(shape)
         return (total + products * _power_of_two(_FRACTION_BITS - relative, np.dtype(np.float64))) * unit
 
@@ -508,14 +516,14 @@ def _fused_sum(
         for k in range(start, min(start + 16, depth)):
             np.multiply(a[k], b[k], out=term)
             np.multiply(term, shift, out=term)
-            np.copyto(aligned, term, casting="unsafe")  # float to int cuts off toward zero
+            np.copyto(aligned, term, casting="unsafe")  # float to int truncates toward zero
             np.add(partial, aligned, out=partial)
         total += partial
     return total * unit
 
 
 def _f32_toward_zero(values: np.ndarray) -> np.ndarray:
-    """float64 to f32, cut off; beyond the largest f32 comes infinity."""
+    """float64 to f32, truncated toward zero; magnitudes above the f32 range become infinite."""
     cut = (values.view(np.uint64) & np.uint64(0xFFFFFFFFE0000000)).view(np.float64)
     tiny = np.abs(values) < 2.0**-126
     if tiny.any():
@@ -533,10 +541,9 @@ _OF_BYTE = np.stack((np.tile(_E2M1, 16), np.repeat(_E2M1, 16)), axis=-1).reshape
 
 
 def _words(registers: Sequence[np.ndarray], *axes: int) -> np.ndarray:
-    """Registers (warps, 32), in pairs of rows for A, as words (h, row, warps, g, t / 2, t % 2) in another order of the
-    axes.
+    """Registers (warps, 32) as words (h, row / 8, warps, g, t / 2, t % 2), with these axes permuted by `axes`.
 
-    h is the half of k that a register is in.
+    h is the half of k that a register holds. B has one value of row / 8.
     """
     words = np.stack(registers).reshape(2, len(registers) // 2, -1, 8, 2, 2)
     return np.ascontiguousarray(words.transpose(axes))
@@ -563,10 +570,10 @@ _PACKED_DECODER = _decoder(_Element("e2m1", 8), np.dtype(np.float32))
 
 @dataclass(frozen=True)
 class _ScaleType:
-    """The scales of packed operands: value and exponent of each byte, how many blocks 64 k have, and where they start.
+    """A scale type of packed operands: value and exponent of each code, blocks per 64 k, and the valid byte-ids.
 
-    The exponent is the field's, that of subnormals the smallest, and -126 for zero. A product of two values with the
-    sum of 16 or 32 products of elements, which has 13 bits at most, is exact in the dtype of the values.
+    The exponent is that of the field; subnormals have the smallest one, zero has -126. A sum of 16 or 32 products of
+    elements has at most 13 bits; times two scales it is exact in the dtype of `values`.
     """
 
     values: np.ndarray
@@ -576,7 +583,7 @@ class _ScaleType:
 
 
 def _ue4m3() -> _ScaleType:
-    code = np.arange(256) & 0x7F  # the sign bit means nothing
+    code = np.arange(256) & 0x7F  # the sign bit is ignored
     exponents = np.where(code == 0, -126, np.maximum(code >> 3, 1) - 7)
     return _ScaleType(FORMATS["e4m3"].values[code].astype(np.float32), exponents, 4, (0,))
 
@@ -600,7 +607,8 @@ class _PackedScaling:
     thread_b: int
 
     def _of_rows(self, table: np.ndarray) -> np.ndarray:
-        """What `table` has for the rows' scales, (blocks, warps, 128); kept, since the next MMA asks for the same."""
+        """Entries of `table` for the scales of the rows, (blocks, warps, 128); cached, as the next MMA often uses
+        them."""
         key = (self.thread_a, self.byte_a, id(table))
         if key not in self.a.kept:
             codes = self.a.bytes[:, _SCALE_LANES_A[self.thread_a], self.byte_a : self.byte_a + self.type.blocks]
@@ -613,7 +621,7 @@ class _PackedScaling:
 
     @property
     def factors(self) -> np.ndarray:
-        """What the sum of each block is multiplied by, (blocks, warps, 128), outputs as [column][row]."""
+        """The factor of the sum of each block, (blocks, warps, 128), outputs as [column][row]."""
         return self._of_rows(self.type.values) * self._of_columns(self.type.values)
 
     @property
@@ -626,7 +634,7 @@ def _packed_float64(products: np.ndarray, c: np.ndarray, scaling: _PackedScaling
     """The exact sum of all products and C, rounded to float64 and then to f32."""
     if scaling.type.blocks == 4:
         terms = products * scaling.factors
-        total = terms[0].astype(np.float64)  # ue4m3 has few exponents: every sum of these is exact
+        total = terms[0].astype(np.float64)  # exact: ue4m3 has few exponents
         for term in terms[1:]:
             total += term
         return (_in_register_order("output", total) + c).astype(np.float32)
@@ -634,7 +642,7 @@ def _packed_float64(products: np.ndarray, c: np.ndarray, scaling: _PackedScaling
     total = terms[0] + terms[1]
     result = _in_register_order("output", total) + c
     lost = (total - terms[0] != terms[1]) & np.isfinite(total)
-    if lost.any():  # scales so far apart that the sum has more bits than float64
+    if lost.any():  # the scales are so far apart that float64 rounds the sum
         places = np.flatnonzero(_in_register_order("output", lost) & np.isfinite(result))
         of_blocks = [_in_register_order("output", term).reshape(-1)[places].tolist() for term in terms]
         result.reshape(-1)[places] = [math.fsum(each) for each in zip(*of_blocks, c.reshape(-1)[places].tolist())]
@@ -642,7 +650,7 @@ def _packed_float64(products: np.ndarray, c: np.ndarray, scaling: _PackedScaling
 
 
 def _packed_hardware(products: np.ndarray, c: np.ndarray, scaling: _PackedScaling) -> np.ndarray:
-    """The scaled sums and C aligned to the largest exponent and cut off, their sum cut off to f32."""
+    """Align the scaled sums and C to the largest exponent, truncate them, and truncate their sum to f32."""
     c = c.swapaxes(0, 1).reshape(-1, _OUTPUTS).take(_TO_COLUMNS, axis=1)
     largest = np.maximum(scaling.exponents, _ACCUMULATORS["f32"].exponents(c))
     shift = _power_of_two(_PACKED_FRACTION_BITS - largest, np.dtype(np.float64))
@@ -656,10 +664,10 @@ def _packed_hardware(products: np.ndarray, c: np.ndarray, scaling: _PackedScalin
 
 
 def _packed_function(arithmetic: Callable, type_: _ScaleType) -> Callable:
-    """What an mma does with packed A and B and scales that come prepared, and C and selectors as they are.
+    """The function of a packed mma. A, B and the scales are prepared; C and the selectors are not.
 
     The arithmetic takes the sums of each 16 products, exact in float32 (4, warps, 128) with outputs as [column][row],
-    and C in register order, in which it returns D.
+    and C in register order. It returns D in register order.
     """
     accumulator = _ACCUMULATORS["f32"]
 
@@ -685,7 +693,7 @@ def _packed_semantics(type_: _ScaleType) -> Semantics:
 
 @dataclass(frozen=True)
 class _Accumulator:
-    """How C and D lie in registers, and how an arithmetic's result becomes D."""
+    """The type of C and D: its layout in registers, and the rounding of results to it."""
 
     name: str
     signature: str
@@ -710,7 +718,7 @@ class _Accumulator:
         return tuple((halves[i + 1] << np.uint32(16)) | halves[i] for i in (0, 2))
 
     def exponents(self, c: np.ndarray) -> np.ndarray:
-        """int32 exponents as the hardware sees them: those of subnormals are the smallest, zero counts as -126."""
+        """Exponents as the hardware uses them, int32: subnormals have the smallest one, zero has -126."""
         format = FORMATS[self.name]
         bits = c.view(np.uint32 if format.bits == 32 else np.uint16)
         field = (bits >> format.mantissa_bits).astype(np.int32) & ((1 << format.exponent_bits) - 1)
@@ -718,13 +726,14 @@ class _Accumulator:
         return exponent if format.name == "f32" else np.where(c == 0, np.int32(-126), exponent)
 
     def nearest(self, total: np.ndarray) -> np.ndarray:
-        """A sum in float64 as D, to nearest even. With f16, zero is +0, also where a negative sum underflows."""
+        """A float64 sum as D, rounded to nearest even. With f16 a zero result is +0, also if a negative sum
+        underflows."""
         if self.dtype == np.float32:
             return total.astype(np.float32)
         return total.astype(np.float16) + np.float16(0)
 
     def rounded(self, total: np.ndarray) -> np.ndarray:
-        """A hardware sum, exact in float64, as D: toward zero to f32, to nearest even to f16."""
+        """A hardware sum, exact in float64, as D: truncated to f32, or rounded to nearest even to f16."""
         return _f32_toward_zero(total) if self.dtype == np.float32 else self.nearest(total)
 
 
@@ -735,7 +744,7 @@ _ACCUMULATORS = {
 
 
 def _function(arithmetic: Callable, accumulator: _Accumulator) -> Callable:
-    """What an mma does with A, B and scales that come prepared, and C and selectors as they are."""
+    """The function of an mma. A, B and the scales are prepared; C and the selectors are not."""
 
     def multiply(a: _Rows, b: _Columns, c, scales_a=None, select_a=None, scales_b=None, select_b=None):
         scaling = None if scales_a is None else _Scaling(scales_a, scales_b, *_checked(select_a, select_b))
@@ -768,7 +777,7 @@ def _semantics(a: str, b: str, depth: int, accumulator: str, scaled: bool = Fals
 
 
 def _integer_rows(dtype: np.dtype, registers: Sequence[np.ndarray]) -> np.ndarray:
-    """A as float32 (warps, k, 16 rows); every sum of 32 products of bytes is exact in it."""
+    """A as float32 (warps, k, 16 rows); float32 holds every sum of 32 products of bytes exactly."""
     raw = np.stack(registers, axis=-1).view(dtype)
     warps, count = len(raw), len(registers)
     raw = raw.reshape(warps, 8, 4, count // 2, 2, 4).transpose(0, 2, 3, 5, 4, 1)
@@ -854,7 +863,7 @@ _CONTAINED = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
 def mma(modifiers: tuple[str, ...]) -> Semantics:
     """mma.sync.aligned: shape.row.col.dtype.atype.btype.ctype, with kind::, block_scale and the scale type for mx.
 
-    The kind may stand before the shape or behind .col.
+    The kind may stand before the shape or after .col.
     """
     words = [word for word in modifiers if word not in _SCALING and word != "satfinite"]
     scaling = [word for word in modifiers if word in _SCALING]
@@ -879,7 +888,7 @@ def mma(modifiers: tuple[str, ...]) -> Semantics:
 
 
 def _plain(shape: str, depth: int, d: str, a: str, b: str, c: str, has_kind: bool, saturates: bool) -> Semantics | None:
-    """An mma without scales, None where there is none of these types."""
+    """The semantics of an mma without scales; None if these types have none."""
     bytes_of_16 = shape in ("m16n8k32", "m16n8k16")
     if a in ("s8", "u8") and b in ("s8", "u8"):
         fits = bytes_of_16 and c == d == "s32" and not has_kind
@@ -896,11 +905,11 @@ def _plain(shape: str, depth: int, d: str, a: str, b: str, c: str, has_kind: boo
     return None
 
 
-# Matrix instructions of other machines
+# Matrix instructions of other architectures
 
 
 def _elsewhere(name: str, reason: str) -> None:
-    """Refuse a family of instructions, and say what takes its place."""
+    """Refuse a family of instructions; the reason names a replacement."""
 
     @define(name)
     def refuse(modifiers: tuple[str, ...]) -> Semantics:

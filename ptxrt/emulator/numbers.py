@@ -1,8 +1,9 @@
-"""Number formats as the PTX ISA defines them: decoding tables, rounding in every mode, flushing, the canonical NaN.
+"""Number formats of the PTX ISA: decoding tables, rounding in every mode, flushing of subnormals, the canonical NaN.
 
-Formats narrower than f32 are handled as raw unsigned codes; what a code means is worked out here once, in float64,
-which holds every value of every format exactly. Sources: PTX ISA 5.2.3 (alternate floating point formats), OCP
-8-bit Floating Point v1.0, OCP Microscaling Formats (MX) v1.0.
+Formats narrower than f32 are handled as raw unsigned codes. `Format.values` decodes them to float64, which holds every
+value of every format exactly; `encode` rounds float64 to codes. cvt.py, math.py and mma.py use them.
+Sources: PTX ISA 5.2.3 (alternate floating point formats), OCP 8-bit Floating Point v1.0, OCP Microscaling Formats (MX)
+v1.0.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ CANONICAL_NAN_F16 = np.uint16(0x7FFF)
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating-point format with a sign bit (but for ue8m0), exponent and mantissa fields.
+    """A binary floating-point format: sign bit (except in ue8m0), exponent field, mantissa field.
 
-    `specials` says what the largest exponent holds: "ieee" (infinities and NaN), "nan" (all-ones is NaN, the rest
-    are numbers) or "none" (only numbers).
+    specials: the codes with the largest exponent are "ieee" infinities and NaN, "nan" numbers except that all ones is
+    NaN, or "none" numbers only.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Format:
 
     @cached_property
     def values(self) -> np.ndarray:
-        """Every code's value, float64 of shape (2 ** bits,)."""
+        """The value of every code, float64 of shape (2 ** bits,)."""
         code = np.arange(1 << self.bits)
         if not self.signed:
             return np.where(code == 0xFF, np.nan, np.ldexp(1.0, code - self.bias))
@@ -68,7 +69,8 @@ class Format:
 
     @property
     def nan(self) -> int:
-        """The code that a NaN converts to: all ones but the sign, which without NaN is the largest value."""
+        """The code that a NaN converts to: all ones without the sign. In a format without NaN it is the largest
+        value."""
         return (1 << (self.bits - self.signed)) - 1
 
 
@@ -94,8 +96,8 @@ _ROUND = {"rn": np.rint, "rz": np.trunc, "rm": np.floor, "rp": np.ceil}
 def rounded(values: np.ndarray, precision: int, smallest_exponent: int, largest: float, mode: str) -> np.ndarray:
     """Round float64 `values` to `precision` significant bits, subnormals included; float64 out, exact.
 
-    `mode` is rn (ties to even), rz, rm or rp. What exceeds `largest` becomes an infinity or, where the mode rounds
-    towards zero on that side, `largest`, as IEEE 754 says. Infinities and NaN pass.
+    `mode` is rn (ties to even), rz, rm or rp. A magnitude above `largest` becomes infinity, or `largest` where the mode
+    rounds towards zero, as in IEEE 754. Infinities and NaN are unchanged.
     """
     values = np.asarray(values, np.float64)
     _, exponent = np.frexp(values)
@@ -117,8 +119,8 @@ def rounded(values: np.ndarray, precision: int, smallest_exponent: int, largest:
 def encode(values: np.ndarray, format: Format, mode: str = "rn", saturate: bool = False) -> np.ndarray:
     """Codes of float64 `values` in a signed `format` of at most 16 bits, as uint16.
 
-    `saturate`: beyond the largest value, infinities included, comes the largest of that sign. NaN becomes
-    `format.nan`; the sign of zero is kept.
+    `saturate`: magnitudes above the largest value, infinities included, become the largest value with their sign. NaN
+    becomes `format.nan`; the sign of zero is kept.
     """
     values = np.asarray(values, np.float64)
     result = rounded(values, format.mantissa_bits + 1, format.smallest_exponent, format.largest, mode)
@@ -131,7 +133,7 @@ def encode(values: np.ndarray, format: Format, mode: str = "rn", saturate: bool 
     _, exponent = np.frexp(magnitude)
     exponent = np.where(magnitude == 0, format.smallest_exponent, np.maximum(exponent - 1, format.smallest_exponent))
     scaled = np.ldexp(magnitude, format.mantissa_bits - exponent).astype(np.int64)
-    # A normal significand carries the hidden bit, which adds the missing one to the exponent field.
+    # The hidden bit of a normal significand adds 1 to the exponent field, which is counted from zero.
     code = scaled + ((exponent - format.smallest_exponent) << format.mantissa_bits)
     code = np.where(infinite, ((1 << format.exponent_bits) - 1) << format.mantissa_bits, code)
     code = code | (np.signbit(result).astype(np.int64) << (format.bits - 1))

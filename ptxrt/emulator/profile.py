@@ -1,8 +1,8 @@
-"""Where emulation time goes: by PTX line, by source line, and by family of instructions.
+"""Profile of emulation time: by PTX line, by source line, and by family of instructions.
 
-With Emulator(profile=True) generated code calls `Profile.mark` before every instruction, which costs about 0.2 us. What
-passes between two basic blocks, to choose threads and gather their registers, is `SCHEDULING`; `TRANSLATION` is spent
-once for each entry and basic block.
+With Emulator(profile=True), generated code calls `Profile.mark` before every instruction, which costs about 0.2 us. The
+time between two basic blocks, in which the scheduler chooses threads and gathers their registers, counts as
+`SCHEDULING`. `TRANSLATION` is the time to compile an entry or a basic block, once each.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from ..ptx.ir import Instruction
 
-SCHEDULING, TRANSLATION = 0, 1  # what is no instruction, by number
+SCHEDULING, TRANSLATION = 0, 1  # the numbers of the two activities that are not instructions
 _OTHERS = ("scheduling", "translation")
 
 
 class Place(NamedTuple):
-    """An instruction of a text. `source`: file:line it comes from, empty where the text does not say."""
+    """An instruction of a text. `source`: the file:line that it comes from, empty in texts without -lineinfo."""
 
     module: str
     line: int
@@ -27,14 +27,13 @@ class Place(NamedTuple):
 
     @property
     def family(self) -> str:
-        """The first word of the opcode; three words of what begins with cp.async."""
+        """The first word of the opcode; the first three words for cp.async."""
         words = self.opcode.split(".")
         return ".".join(words[:3] if words[:2] == ["cp", "async"] else words[:1])
 
 
 class Row(NamedTuple):
-    """One line of a table: a place or a family, its seconds, and how many times it was executed, by any number of
-    threads."""
+    """One line of a table: a place or a family, its seconds, and its executions (each by any number of threads)."""
 
     name: str
     seconds: float
@@ -44,7 +43,7 @@ class Row(NamedTuple):
 
 
 class Profile:
-    """Seconds and calls by place. Times of everything that runs between a mark and the next belong to the first."""
+    """Seconds and calls by place. The time between two marks belongs to the place of the first."""
 
     def __init__(self):
         self.places: list[Place | None] = [None, None]
@@ -64,11 +63,11 @@ class Profile:
         return self.numbers[place]
 
     def start(self) -> None:
-        """A launch begins: what passed before it is nobody's."""
+        """A launch begins: drop the time since the last mark."""
         self.current, self.since = SCHEDULING, perf_counter()
 
     def mark(self, number: int) -> None:
-        """What follows is of this number."""
+        """Attribute the time from now on to this number."""
         now = perf_counter()
         self.seconds[self.current] += now - self.since
         self.calls[number] += 1
@@ -82,7 +81,7 @@ class Profile:
         return sum(self.seconds)
 
     def _rows(self, name: Callable[[Place], Row]) -> list[Row]:
-        """Sums over places with the same name, the longest first; what is no instruction has rows of its own."""
+        """Sums over places with the same name, the longest first; scheduling and translation have their own rows."""
         found: dict[str, Row] = {}
         for number, (place, seconds, calls) in enumerate(zip(self.places, self.seconds, self.calls)):
             row = Row(_OTHERS[number], 0.0, 0) if place is None else name(place)
@@ -91,15 +90,15 @@ class Profile:
         return sorted(found.values(), key=lambda row: -row.seconds)
 
     def by_line(self) -> list[Row]:
-        """By PTX line."""
+        """Rows by PTX line."""
         return self._rows(lambda place: Row(f"{place.module}:{place.line}", 0.0, 0, place.opcode, place.source))
 
     def by_source(self) -> list[Row]:
-        """By source line, innermost; texts without -lineinfo have none."""
+        """Rows by source line, that of the innermost inlined function; texts without -lineinfo have one row."""
         return self._rows(lambda place: Row(place.source or f"{place.module} (no line)", 0.0, 0))
 
     def by_family(self) -> list[Row]:
-        """By family of instructions."""
+        """Rows by family of instructions."""
         return self._rows(lambda place: Row(place.family, 0.0, 0))
 
     def table(self, most: int = 12) -> Iterable[str]:

@@ -1,9 +1,9 @@
-"""How far a long launch is: batches of blocks that are done, and inside of a batch how far its loops have counted.
+"""Estimate the progress of a long launch: the batches that are done, plus the share of the running batch.
 
-A batch whose like has run before is measured by the instructions that it took. In the first one a loop that ends with a
-comparison of two integers (`setp.ne.s32 %p, %i, %n; @%p bra top`) says by their distance, which shrinks, how long it
-will go on once it has turned twice; loops inside of such a loop are not asked. Nothing is looked at during the first
-second of a launch, nor where nobody listens.
+The share of a batch is its executed instructions over those of the batch before. The first batch is measured by its
+loops: where a loop ends with a comparison of two integers (`setp.ne.s32 %p, %i, %n; @%p bra top`), the rate at which
+|i - n| shrinks gives the time left. Only the outermost such loops count. The first second of a launch, and a launch
+without a listener, are not monitored. machine.py calls `Progress` after every basic block.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .decode import UNSIGNED, register_bytes
 
 Listener = Callable[[str, float, float], None]
 
-_QUIET = 1.0  # seconds of a launch in which nothing is looked at, and between two messages
-_WORTH = 3.0  # a launch that takes less is not spoken of
-_STEPS = 64  # basic blocks between two looks at the clock
-_PAUSE = 0.05  # seconds between two looks at a loop
+_QUIET = 1.0  # seconds at the start of a launch without monitoring, and between two messages
+_WORTH = 3.0  # shorter launches, in seconds, show no progress
+_STEPS = 64  # basic blocks between two readings of the clock
+_PAUSE = 0.05  # seconds between two readings of a loop
 
 
 class Countdown(NamedTuple):
-    """The end of a loop, blocks `header` to `latch`: it goes on until two integers meet."""
+    """A loop over the blocks `header` to `latch` that ends when two integers, `left` and `right`, meet."""
 
     header: int
     latch: int
@@ -38,11 +38,11 @@ class Countdown(NamedTuple):
     dtype: np.dtype
 
     def inside(self, other: "Countdown") -> bool:
-        """Whether this is the other loop or lies within it."""
+        """Whether this is the other loop or is nested in it."""
         return other.header <= self.header and self.latch <= other.latch
 
     def distance(self, batch) -> float:
-        """How far the two are from each other, for the thread with the longest way; only behind the block `latch`."""
+        """The largest |left - right| of the executing threads; valid only right after the block `latch`."""
         values = [
             _value_of(operand, batch).astype(self.dtype).astype(np.float64) for operand in (self.left, self.right)
         ]
@@ -50,7 +50,7 @@ class Countdown(NamedTuple):
 
 
 def _value_of(operand, batch) -> np.ndarray:
-    """An operand's bits over the executing threads."""
+    """The bits of an operand, for each executing thread."""
     if isinstance(operand, Immediate):
         return np.array(operand.value & 0xFFFF_FFFF_FFFF_FFFF, np.uint64)
     kind, row = UNSIGNED[register_bytes(operand.type)], batch.code.row(operand)
@@ -65,7 +65,7 @@ def _value_of(operand, batch) -> np.ndarray:
 
 
 def countdowns(code) -> dict[int, Countdown]:
-    """The outermost loops of an entry that say how long they go on, by the block at their end."""
+    """The outermost loops of an entry that end with a comparison of two integers, by their last block."""
     found = {}
     for latch, block in enumerate(code.program.blocks):
         end = block.terminator
@@ -88,7 +88,7 @@ def countdowns(code) -> dict[int, Countdown]:
 
 
 class Progress:
-    """Says how far a long launch of `total` blocks is: calls back, or writes a line to a terminal."""
+    """Reports the progress of a long launch of `total` blocks: calls the listener, or writes a line to a terminal."""
 
     def __init__(self, name: str, total: int, listener: Listener | None):
         self.name, self.total, self.listener = name, total, listener
@@ -98,18 +98,18 @@ class Progress:
         self.visible = False
         self.loops: dict[int, Countdown] | None = None
         self.steps = 0
-        self.before = 0  # instructions that the batch before took
+        self.before = 0  # instructions of the batch before
         self.begin(0, total)
 
     def begin(self, first: int, count: int) -> None:
-        """A batch of `count` blocks starts, behind `first` ones that are done."""
+        """A batch of `count` blocks starts; `first` blocks are done."""
         self.first, self.count = first, count
         self.batch_started = time.monotonic()
         self.followed: Countdown | None = None
         self.at = self.since = self.way = 0.0
 
     def end(self, issued: int) -> None:
-        """The batch is done, with so many instructions."""
+        """The batch is done; it issued `issued` instructions."""
         self.before = issued
         self.show(self.first + self.count)
 
@@ -131,7 +131,7 @@ class Progress:
             self.turned(loop, batch)
 
     def turned(self, loop: Countdown, batch) -> None:
-        """A loop has come to its end once more."""
+        """An iteration of a loop is done: estimate the time left from the distance of its two integers."""
         followed, now = self.followed, time.monotonic()
         if loop is not followed:
             self.followed, self.at, self.since, self.way = loop, now, now, loop.distance(batch)
@@ -147,7 +147,8 @@ class Progress:
         self.show(self.first + self.count * spent / (spent + left))
 
     def show(self, done: float) -> None:
-        """`done` of `total` blocks have run; shown once a second where the whole takes more than three."""
+        """Report that `done` of `total` blocks have run: once a second, for launches estimated above `_WORTH`
+        seconds."""
         now = time.monotonic()
         spent = now - self.started
         left = spent / done * (self.total - done)

@@ -1,8 +1,8 @@
-"""setmaxnreg: warps give registers back to their block, or take some (PTX ISA 9.7.19.5).
+"""setmaxnreg: warps release registers to a pool of their block, or take registers from it (PTX ISA 9.7.19.5).
 
-A thread starts with what its entry was compiled for: .maxnreg, or what .maxntid and .minnctapersm leave of 65536
-registers. Where the text has none of them ptxas ignores setmaxnreg, and so does the emulator. A warp that asks for more
-than the block has left waits, on hardware too: for ever, if nobody gives registers back.
+A thread starts with the registers of its entry: .maxnreg, or the share of 65536 registers that .maxntid and
+.minnctapersm leave. In an entry with none of these directives ptxas ignores setmaxnreg, and so does the emulator. A
+warp that asks for more registers than the pool holds waits, as on hardware, until other warps release some or exit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WARP = 32
 
 
 def entry_registers(directives) -> int | None:
-    """Registers per thread at entry, rounded as they are allocated; None where the text does not say."""
+    """Registers per thread at entry, rounded to the allocation granule; None without the directives."""
     if directives.get("maxnreg"):
         return -(-int(np.prod(directives["maxnreg"])) // _GRANULE) * _GRANULE
     threads = directives.get("maxntid") or directives.get("reqntid")
@@ -30,7 +30,8 @@ def entry_registers(directives) -> int | None:
 
 
 class _Pool:
-    """Registers per thread of every warp, and what each block has left, in registers per thread of one warp."""
+    """Registers per thread of every warp, and the free registers of each block in the same unit (per thread of one
+    warp)."""
 
     def __init__(self, batch, first: int):
         self.batch = batch
@@ -47,7 +48,7 @@ class _Pool:
         self.serve()
 
     def serve(self) -> None:
-        """Give waiting warps what has become free."""
+        """Wake the waiting warps whose request fits the free registers."""
         still = []
         for warp, wanted in self.waiting:
             if self.take(warp, wanted):
@@ -88,7 +89,7 @@ def _set(threads, count: int, grows: bool) -> None:
 
 @define("setmaxnreg")
 def setmaxnreg(modifiers: tuple[str, ...]) -> Semantics:
-    """setmaxnreg.{inc|dec}.sync.aligned.u32 n: this warp's threads have n registers from now on."""
+    """setmaxnreg.{inc|dec}.sync.aligned.u32 n: set the registers per thread of this warp to n."""
     if modifiers[1:] != ("sync", "aligned", "u32") or modifiers[0] not in ("inc", "dec"):
         raise Unsupported("expected setmaxnreg.{inc|dec}.sync.aligned.u32")
     return Blocking("", "imm", lambda threads, count: _set(threads, count, modifiers[0] == "inc"), aligned=True)

@@ -1,11 +1,11 @@
-"""Functions that the driver provides and device code calls: vprintf (printf) and __assertfail (assert).
+"""Device functions that the driver provides: vprintf (printf) and __assertfail (assert).
 
 lower.py turns a call of one of them into an instruction `call.NAME` with the values of the arguments as operands.
 
-vprintf gets the address of a format and of a buffer with the arguments, each at a multiple of its own size: int and
-smaller in 4 bytes, long, pointers, strings and double in 8. What threads print appears when the blocks that run
-together are done, or stopped by a fault: by block, then by thread, then in the order of the calls. `Emulator.output`
-takes the text, sys.stdout by default. The result is the number of arguments, -1 for a null format.
+vprintf gets the addresses of a format and of a buffer with the arguments. Each argument is at a multiple of its own
+size: 4 bytes for int and smaller, 8 bytes for long, pointers, strings and double. The text of a batch of blocks appears
+when the batch ends, also by a fault, sorted by block, thread and order of the calls. `Emulator.output` takes it,
+sys.stdout by default. The result of vprintf is the number of arguments, -1 for a null format.
 
 Source: CUDA C++ Programming Guide, formatted output and assertion; the calls are those that nvcc 13.0 writes.
 """
@@ -23,11 +23,11 @@ _CONVERSION = re.compile(
     r"%(?P<flags>[-+ #0]*)(?P<width>\*|\d+)?(?:\.(?P<precision>\*|\d*))?(?P<length>hh|h|ll|l|z|j|t|L)?(?P<type>.)", re.S
 )
 _WIDE = ("l", "ll", "z", "j", "t")
-_LONGEST = 1 << 16  # characters of a string that is printed
+_LONGEST = 1 << 16  # the most characters of a string
 
 
 def _string(access: Access, address: int, who: int) -> str:
-    """The characters at a generic address up to the zero byte; `who` is the position of the thread that reads."""
+    """The string at a generic address, up to its zero byte; `who` is the position of the reading thread."""
     thread = access.subset(np.array([who]))
     found = bytearray()
     while len(found) < _LONGEST:
@@ -44,7 +44,7 @@ def _read(thread: Access, address: int, size: int) -> np.ndarray:
 
 
 class _Arguments:
-    """The arguments of one thread's call, one after the other."""
+    """The arguments of one thread's call, in order."""
 
     def __init__(self, access: Access, address: int, who: int):
         self.access, self.address, self.who = access, address, who
@@ -52,7 +52,7 @@ class _Arguments:
         self.count = 0
 
     def next(self, kind: str) -> int | float:
-        """The next argument as `i4`, `u8`, `f8` or the like."""
+        """The next argument; `kind` is its dtype in short, such as `i4`, `u8` or `f8`."""
         size = int(kind[1])
         self.address = -(-self.address // size) * size
         value = _read(self.thread, self.address, size).view(kind)[0]
@@ -61,7 +61,7 @@ class _Arguments:
 
 
 def formatted(text: str, arguments: _Arguments) -> str:
-    """A format with its arguments, as C prints it. Raises Fault for a conversion that CUDA does not know."""
+    """The text that C prints for a format and its arguments. Raises Fault for a conversion that CUDA does not know."""
 
     def one(match: re.Match) -> str:
         flags, length, type = match["flags"], match["length"] or "", match["type"]
@@ -100,7 +100,7 @@ def formatted(text: str, arguments: _Arguments) -> str:
 
 
 def _narrowed(value: int, length: str, signed: bool) -> int:
-    """char and short travel as int; only their own bits count."""
+    """Reduce an int to the char (hh) or short (h) that it was promoted from."""
     bits = {"hh": 8, "h": 16}.get(length)
     if bits is None:
         return value
@@ -109,8 +109,7 @@ def _narrowed(value: int, length: str, signed: bool) -> int:
 
 
 def _integer(flags: str, width: str, precision: str | None, type: str, value: int) -> str:
-    """An integer with its sign, its prefix and as many digits as the precision, or the width with the flag 0, asks
-    for."""
+    """An integer with sign and prefix, zero-padded to the precision, or to the width with the flag 0."""
     digits = format(abs(value), "d" if type in "du" else type)
     if precision is not None:
         digits = "" if int(precision) == 0 and value == 0 else digits.rjust(int(precision), "0")
@@ -171,7 +170,7 @@ def vprintf(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("call.__assertfail")
 def assertfail(modifiers: tuple[str, ...]) -> Semantics:
-    """__assertfail(expression, file, line, function, size of a character): the assertion is a fault."""
+    """__assertfail(expression, file, line, function, size of a character): raises a fault with the assertion."""
     if modifiers:
         raise Unsupported("expected no modifier")
 

@@ -1,9 +1,9 @@
-"""Tensor maps: what cp.async.bulk.tensor knows of a tensor in global memory (PTX ISA 5.5, tensors).
+"""Tensor maps: the descriptions of tensors in global memory for cp.async.bulk.tensor (PTX ISA 5.5, tensors).
 
 `encode_tiled` and `encode_im2col` take the fields of the driver's cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col.
-The 128 bytes that they return are opaque, as the driver's are, and of a format of our own: the emulator reads them, a
-GPU does not. A kernel receives them as a `const __grid_constant__` parameter of 128 bytes, or by an address that is a
-multiple of 64.
+They return 128 opaque bytes in a format of this module: only the emulator can read them, a GPU cannot. A kernel
+receives them as a `const __grid_constant__` parameter of 128 bytes, or by an address that is a multiple of 64. bulk.py
+decodes them into a `TensorMap`, which locates the elements of a box in global and in shared memory.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ALIGNMENT = 64
 _MAGIC = b"ptxrtmap"
 _FORMAT = "<8sQBBBBBxxx5Q4Q5H5B6h"
 
-#: Bytes of an element, and the bits of the NaN that fills (None: an integer), by type. That of f16 is an H200's; of the
-# others : no documentation says the bits either, and they are the canonical ones.
+#: By type: bytes of an element, and the bits of the NaN that fills (None for integers). The NaN of f16 was read from an
+#: H200. The bits of the others are not documented; the canonical NaN stands for them.
 TYPES: dict[str, tuple[int, int | None]] = {
     "u8": (1, None), "u16": (2, None), "u32": (4, None), "s32": (4, None), "u64": (8, None), "s64": (8, None),
     "f16": (2, 0x7FF7), "bf16": (2, 0x7FFF), "f32": (4, 0x7FFFFFFF), "f32_ftz": (4, 0x7FFFFFFF),
@@ -31,7 +31,7 @@ TYPES: dict[str, tuple[int, int | None]] = {
     "tf32_ftz": (4, 0x7FFFFFFF), "f64": (8, 0x7FF8000000000000),
 }  # fmt: skip
 _TYPE_NAMES = tuple(TYPES)
-#: Bytes of a row of the box at most, and the address bits that bits 6..4 are combined with, by swizzle.
+#: By swizzle, its span in bytes: the most bytes of a row of the box (0: no limit).
 SWIZZLES = {"none": 0, "32b": 32, "64b": 64, "128b": 128}
 _SWIZZLE_NAMES = tuple(SWIZZLES)
 FILLS = ("zero", "nan")
@@ -40,10 +40,10 @@ _CORNERS = {3: 1 << 15, 4: 1 << 7, 5: 1 << 4}
 
 
 def swizzled(address: np.ndarray, swizzle: str) -> np.ndarray:
-    """Where a byte of a box lies in shared memory.
+    """The swizzled shared address of bytes of a box. It permutes chunks of 16 bytes:
 
-    Chunks of 16 bytes change places: 128b: bits 6..4 of the address are xored with bits 9..7; 64b: bits 5..4 with bits
-    8..7; 32b: bit 4 with bit 7. Source: PTX ISA 5.5.6, swizzling modes.
+    128b: address bits 6..4 ^= bits 9..7; 64b: bits 5..4 ^= bits 8..7; 32b: bit 4 ^= bit 7.
+    Source: PTX ISA 5.5.6, swizzling modes.
     """
     if swizzle == "none":
         return address
@@ -52,8 +52,8 @@ def swizzled(address: np.ndarray, swizzle: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A decoded map. Sizes are innermost first: dims, box and steps in elements, strides in bytes from dimension 1
-    on."""
+    """A decoded tiled map. All sizes are innermost first: dims, box and steps in elements, strides in bytes from
+    dimension 1 on."""
 
     dtype: str
     address: int
@@ -74,7 +74,7 @@ class TensorMap:
 
     @property
     def box_bytes(self) -> int:
-        """What a copy of one box completes, including what lies outside of the tensor."""
+        """The bytes that a copy of one box completes, including those outside of the tensor."""
         return int(np.prod(self.counts)) * self.element_bytes
 
     @property
@@ -84,29 +84,28 @@ class TensorMap:
 
     @property
     def unit(self) -> int:
-        """The most bytes, up to 16, that lie inside of the tensor together or outside."""
+        """Bytes of a unit: the most, up to 16, of which all or none are inside the tensor."""
         return int(np.gcd(16, self.dims[0] * self.element_bytes))
 
     @property
     def pitch(self) -> int:
-        """Bytes of shared memory from a row of the box to the next: the span of the swizzle, also where rows are
-        shorter."""
+        """Bytes of shared memory from one row of the box to the next: at least the span of the swizzle."""
         return max(self.counts[0] * self.element_bytes, SWIZZLES[self.swizzle])
 
     def refusal(self, coordinates: Sequence[int]) -> str:
-        """What is wrong with a box that begins there; empty if nothing is. An H200 stops with an illegal
-        instruction."""
+        """The reason why a box cannot begin at these coordinates; empty if it can. An H200 stops with an illegal
+        instruction in that case."""
         first = coordinates[0] * self.element_bytes
         return f"begins at byte {first} of a row, which is no multiple of 16" if first % 16 else ""
 
     @lru_cache(maxsize=16)
     def places(self, unit: int) -> np.ndarray:
-        """For each unit of the box its offset in shared memory, before the swizzle."""
+        """The offset of each unit of the box in shared memory, before the swizzle."""
         rows = np.arange(int(np.prod(self.counts[1:])))[:, None] * self.pitch
         return (rows + np.arange(0, self.counts[0] * self.element_bytes, unit)).ravel()
 
     def positions(self, coordinates: Sequence[int], offsets: Sequence[int]) -> list[np.ndarray]:
-        """Of each row of the box its coordinates in the dimensions from 1 on."""
+        """The coordinates of each row of the box, one array per dimension from 1 on."""
         if self.rank == 1:
             return []
         index = np.unravel_index(np.arange(int(np.prod(self.counts[1:]))), self.counts[1:], order="F")
@@ -134,10 +133,10 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class Im2colMap(TensorMap):
-    """A map whose boxes are pixels of NWC, NHWC or NDHWC, in the order of a walk through a part of the images.
+    """A decoded im2col map: its boxes are sequences of pixels of an NWC, NHWC or NDHWC tensor.
 
-    box holds channels and pixels; lower and upper, of W, H and D, how far the part reaches from the first and from the
-    last pixel of an image.
+    box: (channels, pixels). lower, upper: offsets, in W, H and D, from the first and the last pixel of an image to the
+    first and the last pixel of the region that boxes walk through.
     """
 
     lower: tuple[int, ...]
@@ -149,7 +148,7 @@ class Im2colMap(TensorMap):
         return self.box
 
     def refusal(self, coordinates: Sequence[int]) -> str:
-        """What is wrong with a column that begins there; empty if nothing is."""
+        """The reason why a column of pixels cannot begin at these coordinates; empty if it can."""
         for axis, (at, first, last) in enumerate(zip(coordinates[1:], self.lower, self.upper)):
             if not first <= at < self.dims[axis + 1] + last:
                 return (
@@ -159,10 +158,11 @@ class Im2colMap(TensorMap):
         return super().refusal(coordinates)
 
     def positions(self, coordinates: Sequence[int], offsets: Sequence[int]) -> list[np.ndarray]:
-        """Of each pixel its coordinates in W, H, D and N.
+        """The coordinates of each pixel, one array each for W, H, D and N.
 
-        The walk begins at the given coordinates, takes `steps` along W to the end of the part, goes on at its beginning
-        in W and a step further in H, and so on through D to the next image. `offsets` are added to where it is.
+        The walk starts at the given coordinates and advances by `steps` along W. At the end of the region in W it
+        returns to the start in W and advances one step in H, and so on through D to the next image. `offsets` are added
+        to each position.
         Source: PTX ISA 5.5.4, im2col mode.
         """
         here, found = list(coordinates[1:]), []
@@ -195,12 +195,13 @@ def encode_tiled(
     swizzle: str = "none",
     fill: str = "zero",
 ) -> bytes:
-    """The 128 bytes of a tensor map for boxes of a tensor of one to five dimensions, innermost first.
+    """The 128 bytes of a tensor map for boxes of a tensor with one to five dimensions, innermost first.
 
-    dtype: a name of `TYPES`. address: of the tensor, a multiple of 16. dims: elements. strides: bytes between elements
-    of dimension 1, 2, ..., multiples of 16. box: elements of one copy, at most 256 per dimension; its rows are a
-    multiple of 16 bytes, and with a swizzle no longer than its span. Shorter rows lie a span apart, and what is between
-    them is not touched. element_strides: from 1 to 8. fill: "zero" or, for floats, "nan".
+    dtype: a name of `TYPES`. address: of the tensor, a multiple of 16. dims: elements per dimension. strides: bytes
+    between elements of dimension 1, 2, ..., multiples of 16. box: elements of one copy, at most 256 per dimension. A
+    row of the box has a multiple of 16 bytes, and with a swizzle at most its span. Shorter rows are one span apart; the
+    gap is not written. element_strides: from 1 to 8. fill: of elements outside of the tensor, "zero" or, for floats,
+    "nan".
 
     Raises ArgumentError for what cuTensorMapEncodeTiled refuses, and for interleaved layouts.
     Source: CUDA driver API, cuTensorMapEncodeTiled; CUDA C++ Programming Guide, tensor memory access, swizzle modes.
@@ -227,11 +228,12 @@ def encode_im2col(
     swizzle: str = "none",
     fill: str = "zero",
 ) -> bytes:
-    """The 128 bytes of a tensor map that copies columns of pixels out of images: dims are C W N, C W H N or C W H D N.
+    """The 128 bytes of a tensor map for columns of pixels of images: dims are (C, W, N), (C, W, H, N) or
+    (C, W, H, D, N).
 
-    lower, upper: how far the part of an image that the pixels come from reaches from its first and from its last pixel,
-    in W, H and D: of a convolution -padding, and padding less the reach of the filter. channels: elements of a pixel,
-    at most 256; pixels: of a copy, at most 1024. All else is as in `encode_tiled`.
+    lower, upper: offsets, in W, H and D, from the first and the last pixel of an image to those of the region that the
+    pixels come from; for a convolution -padding, and padding less the reach of the filter. channels: elements of a
+    pixel, at most 256. pixels: pixels of a copy, at most 1024. The other arguments are those of `encode_tiled`.
 
     Raises ArgumentError for what cuTensorMapEncodeIm2col refuses, and for interleaved layouts.
     Source: CUDA driver API, cuTensorMapEncodeIm2col; PTX ISA 5.5.4. An H200 copies the same.
@@ -257,7 +259,7 @@ def encode_im2col(
 def _encode(
     dtype, address, dims, strides, box, element_strides, interleave, swizzle, fill, lower=(), upper=()
 ) -> bytes:
-    """The 128 bytes; checks what both modes have in common."""
+    """The 128 bytes of a map, after the checks that both modes share."""
     rank = len(dims)
     steps = tuple(element_strides) if element_strides is not None else (1,) * rank
     _require(dtype in TYPES, f"dtype is {dtype!r}; there is {', '.join(TYPES)}")

@@ -1,8 +1,10 @@
-"""Translate a lowered entry: decode instructions, find what is uniform, give registers their rows, compile blocks.
+"""Translate a lowered entry: decode its instructions, find uniform registers, allocate register rows, compile blocks.
 
-Rows are shared by registers that are never alive together. A register that is written once, from constants and
-parameters only, is uniform: it is computed once per launch and never per thread. A block is written (codegen.py) and
-compiled when it first runs; the line of a fault in the generated text leads back to the PTX line (`BlockCode.lines`).
+A register that lives across basic blocks has a row: an array with one element per thread. Registers of one width share
+a row if their live ranges do not overlap. A register is uniform if it is written once, from constants, parameters and
+special registers that all threads share: it is computed once per launch, not per thread. codegen.py writes the Python
+function of a block when the block first runs. `BlockCode.lines` maps a line of that function back to the PTX
+instruction, for faults.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from .instruction import DTYPES, Semantics, resolve
 
 
 def kind_of(opcode: str) -> str:
-    """What the lowering wants to know about an opcode: "plain", "collective" or "blocking"."""
+    """The class of an opcode for the lowering: "plain", "collective" (whole warps) or "blocking" (may wait)."""
     if opcode.startswith("mov."):
         return "plain"
     semantics = resolve(opcode)
@@ -37,13 +39,13 @@ def kind_of(opcode: str) -> str:
 
 @dataclass
 class BlockCode:
-    """One basic block; `function` and what belongs to it are made when the block first runs.
+    """One basic block. The fields from `function` on are set when the block first runs.
 
-    `reads` and `writes`: unsigned kind -> rows that the function uses or assigns; `views`: (kind, row) that it looks
-    up. `collective`: whole warps must be together; `blocking`: threads may have to wait at its end; `size`:
-    instructions; `watches`: it reads memory that others may change while it runs (atomics, volatile and relaxed or
-    acquiring loads); `past`: where an aligned barrier ends it, by block whether it lies behind that barrier and does
-    not lead back to it.
+    collective: whole warps execute the block together. blocking: threads may have to wait at its end. size: its
+    instructions. watches: it reads memory that other threads may change meanwhile (atomics; volatile, relaxed and
+    acquiring loads). past: only if the block ends with an aligned barrier; for each block of the entry, whether it is
+    reachable from the barrier and the barrier is not reachable from it; bool [blocks].
+    reads, writes: unsigned kind -> rows that the function reads or assigns. views: (kind, row) that it looks up.
     """
 
     collective: bool
@@ -60,9 +62,9 @@ class BlockCode:
 
 
 class Code:
-    """A translated entry: blocks, uniform values, and how many register rows of each kind it needs.
+    """A translated entry: its blocks, its uniform registers, and the number of register rows of each kind.
 
-    Emulators may share it, also those of several threads.
+    Several emulators may share it, also in several threads: a lock guards compilation.
     """
 
     def __init__(self, translator: "Translator"):
@@ -70,13 +72,13 @@ class Code:
         self.rows = {kind: len(ends) for kind, ends in translator.row_ends.items()}
         self.blocks = [translator.describe(index) for index in range(len(self.program.blocks))]
         behind = [block.past for block in self.blocks if block.past is not None]
-        # By block, whether it lies behind an aligned barrier; None where there is no such barrier.
+        # For each block, whether it is past some aligned barrier, bool [blocks]; None without such a barrier.
         self.behind_barriers = np.logical_or.reduce(behind) if behind else None
         self._translator = translator
         self._turn = Lock()
 
     def compiled(self, index: int) -> BlockCode:
-        """A block with its function."""
+        """A block, compiled on first use."""
         block = self.blocks[index]
         if block.function is None:
             with self._turn:
@@ -85,7 +87,7 @@ class Code:
         return block
 
     def uniforms(self, launch, known: list[np.ndarray]) -> list[np.ndarray]:
-        """The uniform values of a launch, as far as the blocks that are compiled use them; `known` grows in place."""
+        """The uniform values of a launch that the blocks compiled so far use. Appends to `known` and returns it."""
         return self._translator.evaluate_uniforms(launch, known)
 
     @property
@@ -98,19 +100,19 @@ class Code:
         return self._translator.row_of.get(register.name)
 
     def kept(self, operand) -> bool:
-        """Whether an operand is a register whose value can be looked up behind a block that reads it."""
+        """Whether an operand is a register whose value is still available after a block that reads it."""
         return isinstance(operand, Register) and (
             self.row(operand) is not None or operand.name in self._translator.uniform
         )
 
     def uniform_value(self, register: Register, launch) -> np.ndarray:
-        """The value in a launch of a uniform register that a block which has run looks up."""
+        """The value of a uniform register in a launch. A block that has run must use the register."""
         slots = self._translator.uniform_slots
         return next(launch.uniform[slot] for (name, _), slot in slots.items() if name == register.name)
 
 
 class Translator:
-    """Translates one program. `addresses` gives the address of each variable in its space."""
+    """Translates one program. `addresses(name, line)` returns the address of a variable in its space."""
 
     def __init__(self, program: Program, addresses: Callable[[str, int], int], arithmetic: str, name: str = "<ptx>"):
         self.program = program
@@ -127,11 +129,11 @@ class Translator:
         self.number_of: Callable[[Instruction], int] | None = None
 
     def profile(self, mark: Callable[[int], None], number_of: Callable[[Instruction], int]) -> None:
-        """Let generated code call mark(number) before every instruction."""
+        """Make generated code call mark(number) before every instruction."""
         self.namespace["mark"], self.number_of = mark, number_of
 
     def error(self, instruction: Instruction, message: str) -> Unsupported:
-        """What is wrong with an instruction, by its line."""
+        """An error that names the text, the line and the opcode."""
         return self.decoder.error(instruction, message)
 
     # -- analysis -----------------------------------------------------------------------------------------------
@@ -147,7 +149,7 @@ class Translator:
         return Code(self)
 
     def describe(self, index: int) -> BlockCode:
-        """What the scheduler has to know about a block."""
+        """The properties of a block that the scheduler needs."""
         kinds = [item.semantics for item in self.decoded[index] if item.semantics is not None]
         blocking = any(semantics.kind == "blocking" for semantics in kinds)
         collective = any(
@@ -160,14 +162,15 @@ class Translator:
         return BlockCode(collective, blocking, len(block.instructions) + (block.end is not None), watches, past)
 
     def past(self, index: int) -> np.ndarray:
-        """By block, whether it lies behind a block, does not lead back to it, and is not empty; bool [blocks]."""
+        """For each block: it is reachable from block `index`, does not lead back to it and is not empty; bool
+        [blocks]."""
         past = np.array([bool(block.instructions) for block in self.program.blocks])
         targets, sources = self.edges
         return past & _reached(index, targets) & ~_reached(index, sources)
 
     @cached_property
     def edges(self) -> tuple[list[list[int]], list[list[int]]]:
-        """By block, those that it leads to, and those that lead to it."""
+        """(successors, predecessors) of each block."""
         targets = [list(_targets(block.terminator)) for block in self.program.blocks]
         sources: list[list[int]] = [[] for _ in targets]
         for index, found in enumerate(targets):
@@ -187,7 +190,7 @@ class Translator:
         block.function = scope["block"]
 
     def find_uniform(self) -> None:
-        """Registers that are written once, from constants alone."""
+        """Find the registers that are written once, from launch-wide values only (see the module's docstring)."""
         writes: dict[str, int] = {}
         for block in self.decoded:
             for item in block:
@@ -223,13 +226,14 @@ class Translator:
         return bool(item.semantics.option("constant")) and isinstance(item.sources[0].base, Symbol)
 
     def find_loose_nan(self) -> None:
-        """Registers that may hold a NaN with other bits than PTX gives: results of float arithmetic, and copies.
+        """Find the "loose" registers: results of float arithmetic, and copies of them, whose NaN may not be canonical.
 
-        A register without a float type that also gets other bits, of which some would look like a NaN, is none of them:
-        what is moved into it is made canonical there.
+        NumPy's NaN bits differ from those of PTX; code generation makes them canonical where the bits are visible. A
+        register without a float type that also gets other values is not loose, because those may look like a NaN. A
+        move from a loose register into it makes NaN canonical.
         """
         arithmetic: set[str] = set()
-        others: set[str] = set()  # written by what is neither float arithmetic nor a copy
+        others: set[str] = set()  # written by instructions that are neither float arithmetic nor copies
         copies: list[tuple[Register, list[Register], bool]] = []
         for block in self.decoded:
             for item in block:
@@ -260,7 +264,7 @@ class Translator:
         self.loose = (spread(mixed) if mixed & loose else loose) - set(self.uniform)
 
     def find_lifetimes(self) -> None:
-        """Which registers live across blocks, and the range of blocks in which each does."""
+        """Liveness analysis: the registers that live across blocks, and the first and last block of each live range."""
         count = len(self.decoded)
         numbers: dict[str, int] = {}
         types: dict[int, str] = {}
@@ -323,11 +327,11 @@ class Translator:
         self.types = {name: types[number] for name, number in numbers.items()}
 
     def lives(self, name: str, index: int) -> bool:
-        """Whether a register has a value where a block begins, or where it ends."""
+        """Whether a register is live at the start or at the end of a block."""
         return name in self.numbers and bool(self.alive[index] >> self.numbers[name] & 1)
 
     def assign_rows(self) -> None:
-        """Give every register that crosses blocks a row; registers whose ranges do not meet share one."""
+        """Linear scan: assign a row to every register that lives across blocks; disjoint live ranges share rows."""
         self.row_of: dict[str, int] = {}
         self.row_ends: dict[str, list[int]] = {}
         free: dict[str, list[tuple[int, int]]] = {}
@@ -362,7 +366,7 @@ class Translator:
         return name
 
     def function(self, function: Callable) -> str:
-        """The name under which generated code calls a function."""
+        """The name of a function in generated code."""
         name = self.functions.get(function)
         if name is None:
             label = getattr(function, "__name__", "function")
@@ -372,7 +376,7 @@ class Translator:
         return name
 
     def semantics(self, semantics: Semantics) -> str:
-        """The name under which generated code hands a meaning to the machine."""
+        """The name of a `Semantics` object in generated code, which passes it to the run time (calls.py)."""
         name = f"m{id(semantics)}"
         self.namespace[name] = semantics
         return name
@@ -384,7 +388,7 @@ class Translator:
     # -- uniform values -----------------------------------------------------------------------------------------
 
     def evaluate_uniforms(self, launch, known: list[np.ndarray]) -> list[np.ndarray]:
-        """Append the uniform values that blocks compiled since the last call look up."""
+        """Append the uniform values that the blocks compiled since the last call use."""
         missing = list(self.uniform_slots)[len(known) :]
         if not missing:
             return known
@@ -483,7 +487,7 @@ def _watches(opcode: str) -> bool:
 
 
 def _reached(index: int, edges: list[list[int]]) -> np.ndarray:
-    """By block, whether edges lead to it from a block; that block counts, too."""
+    """For each block, whether it is reachable from block `index` along `edges`; `index` itself is. bool [blocks]."""
     reached = np.zeros(len(edges), bool)
     reached[index] = True
     stack = [index]

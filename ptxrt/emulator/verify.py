@@ -1,7 +1,8 @@
-"""Verification: check a whole text before anything of it runs, for errors that single instructions show.
+"""Verification: check every instruction of a text when it is loaded (`Emulator.load_text(whole=True)`).
 
-Units of this project are read entry by entry, when an entry is first launched, because they have hundreds of entries
-and were tested. A file of another project is read as a whole, so that it is refused when it is loaded.
+The units of this project are tested and have hundreds of entries, so the first launch of an entry checks that entry.
+Texts from elsewhere are checked as a whole, so that errors show when they are loaded. The checks see one instruction at
+a time: opcode, operands, names, and the arguments of calls.
 """
 
 from __future__ import annotations
@@ -13,10 +14,7 @@ from .decode import Decoder
 
 
 def problem(module: Module, function: Function) -> PtxError | None:
-    """The first thing in a function that cannot be executed, None where nothing is found.
-
-    Looked at are opcodes, operands, names, and the arguments of calls. Raises PtxSyntaxError for what is no PTX.
-    """
+    """The first error in a function, None if there is none. Raises PtxSyntaxError for a text that is not PTX."""
     decoder = Decoder(module.name)
     read = module.bodies[function.name] = body(module, function)
     known = _names(module, function, read)
@@ -46,7 +44,7 @@ def _unsupported(module: Module, statement: Instruction, message: str) -> Unsupp
 
 
 def _check_names(module: Module, statement: Instruction, operand, known: set[str]) -> None:
-    """Every name is that of a variable or a parameter."""
+    """Check that every name is that of a variable or a parameter."""
     if isinstance(operand, Symbol):
         if operand.name in module.functions:
             raise _unsupported(module, statement, f"the address of the function '{operand.name}' is not supported")
@@ -65,7 +63,7 @@ def _check_names(module: Module, statement: Instruction, operand, known: set[str
 
 
 def _check_call(module: Module, statement: Instruction) -> None:
-    """As many arguments and results as the function has."""
+    """Check that a call names a function with a body (or of the driver), with its numbers of arguments and results."""
     lists = [operand for operand in statement.operands if isinstance(operand, List)]
     names = [operand for operand in statement.operands if isinstance(operand, (Symbol, Register))]
     target = names[0] if names else None

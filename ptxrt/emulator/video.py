@@ -1,7 +1,7 @@
-"""SIMD video instructions: two or four narrow integers of a word at a time, as `__vabsdiffu4` and its like become.
+"""SIMD video instructions on the two halves or four bytes of a word; CUDA's `__vabsdiffu4` and similar compile to them.
 
-An element of a source may be any of the halves or bytes of both sources (`a.b3210`, `b.h32`), and a destination may
-take only some (`d.b10`); parse.py hands these selectors over as immediates behind the operands.
+A selector picks the elements of a source among the halves or bytes of both sources (`a.b3210`, `b.h32`), and the
+elements of the destination that are written (`d.b10`). parse.py passes selectors as immediates after the operands.
 
 Source: PTX ISA 9.0, section 9.7, video instructions (vadd2 to vset4).
 """
@@ -19,7 +19,7 @@ _TYPES = ("u32", "s32")
 
 
 def _average(a, b):
-    """Half of the sum, rounded to nearest; what lies between goes away from zero."""
+    """(a + b) / 2, rounded to nearest, ties away from zero."""
     total = a + b
     return (total + (total >= 0)) >> 1
 
@@ -40,7 +40,7 @@ _COMPARISONS: dict[str, Callable] = {
 def _elements(a, b, lanes: int, selector: int, signed: bool) -> list[np.ndarray]:
     """The selected elements, lowest first, as int64.
 
-    Digit i of the selector, in hexadecimal, counts from the lowest element of a to the highest of b.
+    Hexadecimal digit i of the selector is the index of element i, from the lowest element of a to the highest of b.
     """
     both = np.asarray(a, np.uint64) | (np.asarray(b, np.uint64) << np.uint64(32))
     bits = 32 // lanes
@@ -54,7 +54,7 @@ def _elements(a, b, lanes: int, selector: int, signed: bool) -> list[np.ndarray]
 def _simd(
     lanes: int, operation: Callable, types: tuple[str, str], clamp: tuple[int, int] | None, adds: bool
 ) -> Semantics:
-    """An operation on elements, then merged into c or, with `adds`, added to it."""
+    """An operation on elements. The results replace elements of c or, with `adds`, are summed and added to c."""
     bits = 32 // lanes
     first = sum(lane << 4 * lane for lane in range(lanes))
     second = sum(lane + lanes << 4 * lane for lane in range(lanes))

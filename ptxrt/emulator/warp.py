@@ -1,9 +1,9 @@
-"""Exchange and agreement between the lanes of a warp: shfl, vote, match, redux, elect, activemask, bar.warp
+"""Warp-level exchange, votes and reductions: shfl, vote, match, redux, elect, activemask, bar.warp
 (PTX ISA 9.7.9.6 shfl.sync, 9.7.13 vote, match, redux, elect, activemask, bar.warp.sync).
 
-Arrays are (warps, 32). Lanes act within their own membermask: a warp whose halves name different masks makes two
-groups. The machine has checked that the lanes of a mask are there together; `active` says which lanes execute
-(None: all). Reading from a lane outside one's own group is a fault, since its result is undefined.
+Arrays are (warps, 32). The group of a lane is the lanes of its membermask; lanes of one warp may have different masks
+and so form several groups. calls.py has checked that the lanes of a mask execute together; `active` is True for lanes
+that execute (None: all). A read from a lane outside of the group is a fault, because its result is undefined.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _bits(lanes: np.ndarray) -> np.ndarray:
 
 
 def _group(mask, active) -> np.ndarray:
-    """Each lane's group as a bit mask: the lanes it names that execute. Shape () or (warps, 32)."""
+    """The group of each lane as a bit mask: the executing lanes of its membermask. Shape () or (warps, 32)."""
     mask = np.asarray(mask, np.uint32)
     return mask if active is None else mask & _bits(active)[:, None]
 
@@ -36,7 +36,7 @@ _SHUFFLES = ("up", "down", "bfly", "idx")
 
 
 def _source_lanes(mode: str, b, c) -> tuple[np.ndarray, np.ndarray]:
-    """The lane each lane reads from, and whether it lies in range; out of range a lane reads itself."""
+    """(source lane, whether it is in range) of each lane; a lane whose source is out of range reads itself."""
     lane = _LANES
     distance, clamp, segment = b & 31, c & 31, (c >> 8) & 31
     first = lane & segment
@@ -48,7 +48,7 @@ def _source_lanes(mode: str, b, c) -> tuple[np.ndarray, np.ndarray]:
         source = {"down": lane + distance, "bfly": lane ^ distance, "idx": first | (distance & ~segment)}[mode]
         valid = source <= bound
     if mode == "idx" and np.ndim(clamp) == 0 and clamp == 31:
-        return source, np.True_  # always within its segment
+        return source, np.True_  # the source is always within the segment
     return np.where(valid, source, lane), valid
 
 
@@ -59,9 +59,9 @@ def _constant_source_lanes(mode: str, b: int, c: int) -> tuple[np.ndarray, np.nd
 
 @define("shfl.sync")
 def shfl_sync(modifiers: tuple[str, ...]) -> Semantics:
-    """shfl.sync.{up|down|bfly|idx}.b32 d|p, a, b, c, membermask: a of another lane; p: that lane lies in range.
+    """shfl.sync.{up|down|bfly|idx}.b32 d|p, a, b, c, membermask: d is the a of another lane; p: that lane is in range.
 
-    b is the distance or lane, c holds the clamp (bits 4..0) and the segment mask (bits 12..8).
+    b is the distance or the lane. c holds the clamp (bits 4..0) and the segment mask (bits 12..8).
     """
     if len(modifiers) != 2 or modifiers[0] not in _SHUFFLES or modifiers[1] != "b32":
         raise Unsupported("expected shfl.sync.{up|down|bfly|idx}.b32")
@@ -126,7 +126,7 @@ def vote_sync(modifiers: tuple[str, ...]) -> Semantics:
 
 
 def _mode_first(mode: str):
-    """vote.ballot.sync.b32 and the like: the order that CUB and Thrust write, and ptxas takes."""
+    """Define vote.ballot.sync.b32 and similar: the word order of CUB and Thrust, which ptxas accepts."""
     define(f"vote.{mode}.sync")(lambda modifiers: vote_sync((mode, *modifiers)))
 
 
@@ -152,12 +152,12 @@ def activemask(modifiers: tuple[str, ...]) -> Semantics:
 
 
 def _members(group: np.ndarray) -> np.ndarray:
-    """Groups as bool (..., 32): is lane j in it?"""
+    """Groups as bool (..., 32): whether lane j is in the group."""
     return (np.asarray(group)[..., None] & _BIT) != 0
 
 
 def _equal_lanes(a, group: np.ndarray) -> np.ndarray:
-    """For each lane the lanes of its group with the same `a`, as bits (warps, 32)."""
+    """For each lane, the lanes of its group with the same `a`, as a bit mask (warps, 32)."""
     a = np.asarray(a)
     if a.ndim == 0:
         return group
@@ -173,8 +173,8 @@ def match_any(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("match.all.sync")
 def match_all(modifiers: tuple[str, ...]) -> Semantics:
-    """match.all.sync.{b32|b64} d|p, a, membermask: the group and true if all of it hold the same a, else 0 and
-    false."""
+    """match.all.sync.{b32|b64} d|p, a, membermask: d is the group and p true if all its lanes hold the same a; else 0
+    and false."""
     type_ = _bit_type("match.all.sync", modifiers)
 
     def match(a, mask, active=None):
@@ -195,7 +195,7 @@ _REDUCTIONS = {
     **{(op, type_): op for op in ("add", "min", "max") for type_ in ("s32", "u32")},
     **{(op, "b32"): op for op in ("and", "or", "xor")},
 }
-#: The reduction over the last axis, and what an absent lane contributes.
+#: By operation: the reduction over the last axis, and its neutral element for lanes outside of the group.
 _REDUCE = {
     "add": (lambda a: a.sum(-1, dtype=a.dtype), lambda type_: 0),
     "min": (lambda a: a.min(-1), lambda type_: np.iinfo(type_).max),
@@ -225,7 +225,7 @@ def redux_sync(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("elect.sync")
 def elect_sync(modifiers: tuple[str, ...]) -> Semantics:
-    """elect.sync d|p, membermask: the lowest lane of the group, and whether it is oneself."""
+    """elect.sync d|p, membermask: d is the lowest lane of the group; p: whether this thread is that lane."""
     if modifiers:
         raise Unsupported("expected elect.sync without modifiers")
 
@@ -238,7 +238,7 @@ def elect_sync(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("bar.warp.sync")
 def bar_warp_sync(modifiers: tuple[str, ...]) -> Semantics:
-    """bar.warp.sync membermask: the lanes named wait for each other, which the machine has seen to already."""
+    """bar.warp.sync membermask: the lanes of the mask wait for each other; the scheduler has them together already."""
     if modifiers:
         raise Unsupported("expected bar.warp.sync without modifiers")
     return Warps("", "b32", lambda mask, active=None: None, mask=0, orders=True)
