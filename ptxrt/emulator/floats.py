@@ -98,11 +98,7 @@ def round_directed(total, rest, mode: str, dtype):
     else:
         outside = np.where(near > 0, gap < 0, gap > 0) & (near != 0) & ~infinite
         moved = np.where(outside, np.nextafter(near, near.dtype.type(0)), near)
-    # An exact zero keeps its sign here; `exact_zero` sets the sign of sums that cancel.
-    if mode == "rm":
-        moved = np.where(
-            (moved == 0) & (rest == 0) & (total == 0) & ~np.signbit(total), np.copysign(moved, moved), moved
-        )
+    # An exact zero keeps its sign; `exact_zero` sets the sign of sums that cancel.
     return moved
 
 
