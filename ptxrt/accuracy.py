@@ -51,7 +51,7 @@ def compare(got: Any, want: Any) -> Comparison:
     infinite.
 
     Raises:
-        ArgumentError: The shapes differ, or something is no array of numbers.
+        ArgumentError: The shapes differ, or an argument is not an array of numbers.
     """
     got, want = _numbers("got", got), _numbers("want", want)
     if got.shape != want.shape:

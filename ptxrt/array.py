@@ -192,10 +192,10 @@ class DeviceArray:
     waits, on the device, for earlier launches of this library that write its inputs or use its outputs.
 
     Attributes:
-        address: Of the first element.
-        shape: Sizes.
+        address: The address of the first element.
+        shape: The size of each axis.
         dtype: A dtype of NumPy or ml_dtypes.
-        strides: In bytes.
+        strides: The stride of each axis in bytes.
         writeable: Whether launches may write to it.
     """
 

@@ -159,7 +159,7 @@ class TileLayout:
     def encode(
         self, x: np.ndarray, *, rule: str | None = None, mean=None, global_scale=None, key_starts=None, key_ends=None
     ) -> np.ndarray:
-        """Encode x [batch, heads, keys, cols] as tiles [batch, heads, tiles, nbytes], filled up with zeros.
+        """Encode x [batch, heads, keys, cols] as tiles [batch, heads, tiles, nbytes], padded with zeros.
 
         key_ends: [batch]; keys from there on are zeros. key_starts: with key_ends, [sequences], the starts of packed
         sequences in a batch of one; each begins with its own tile. mean: [batch or sequences, heads, cols], subtracted

@@ -51,7 +51,7 @@ def run(kernel: Any, grid: Any, *arguments: Any, target: int = 120, **named: Any
             maxnreg.
 
     Raises:
-        ArgumentError: An argument does not fit.
+        ArgumentError: An argument is invalid; the message names it.
         MachineError: Triton is not installed.
         EmulatorFault: The emulator found an error of the kernel.
         Unsupported: The kernel uses what the emulator does not implement.

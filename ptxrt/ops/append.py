@@ -15,9 +15,10 @@ _TYPES = ("x_bf16", "x_f16", "x_f32")
 
 _APPEND = """Write the rows of tokens, {what}, to their slots in pages.
 
-A slot is page * page size + row; tokens whose slot is negative or past the end are skipped, as are those that
-claims[slot] does not name. x is one of three types; rows are{quantized} of x less `mean`, a float32 difference. {level}
-release: whether the slots' claims become 0x7f7fffff again, as `claim_slots` wants them."""
+A slot is page * page size + row. A token is skipped if its slot is negative or past the end, or if claims[slot] is not
+its number. x has one of three types. `mean` is subtracted from x in float32.
+{level}{quantized}
+release: whether the claims of written slots are set back to 0x7f7fffff, as `claim_slots` requires."""
 
 
 def written_rows(slots, claims) -> tuple[np.ndarray, np.ndarray]:
@@ -117,8 +118,8 @@ def _declare_plain() -> Kernel:
 
         _finish(slots, claims, release, x_bf16, x_f16, x_f32, mean, global_scale, True, put)
 
-    level = "They are divided by the global scale of their head."
-    text = _APPEND.format(what="rounded to nearest, ties to even", quantized=" those", level=level)
+    level = "The difference is divided by the global scale of its head."
+    text = _APPEND.format(what="rounded to nearest, ties to even", quantized="", level=level)
     cases = [
         dict(dim=40, x_f32=True, mean=True, global_scale=True, release=0, format="bf16"),
         dict(dim=200, x_f16=True, mean=True, format="f16"),
@@ -156,11 +157,11 @@ def _declare_blocks(format: str) -> Kernel:
         _finish(slots, claims, release, x_bf16, x_f16, x_f32, mean, global_scale, not block.two_level, put)
 
     if block.two_level:
-        level = "The global scale is that of their head, 1 where it is omitted."
+        level = "The global scale is that of the head, 1 if omitted."
     else:
-        level = "They are divided by the global scale of their head first."
+        level = "The difference is divided by the global scale of its head."
     text = _APPEND.format(
-        what=f"quantized to {format}", quantized=f" the bytes of `quantize_{format}` by `rule`,", level=level
+        what=f"quantized to {format}", quantized=f" The bytes are those of `quantize_{format}` by `rule`.", level=level
     )
     cases = [
         dict(dim=32, x_f32=True, mean=True, global_scale=True, release=0),

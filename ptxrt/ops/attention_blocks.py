@@ -40,24 +40,25 @@ DIMS = {
     for qk, pv in FORMATS
 }
 
-_TEXT = """Compute softmax(scale Q K^T) V with Q and K in {qk}, weights and V in {pv}; heads of Q share heads of K and
-V.
+_TEXT = """Compute softmax(scale Q K^T) V with Q and K in {qk}, weights and V in {pv}; a head of K and V serves a group
+of heads of Q.
 
 q_codes and q_scales are those of `quantize` along the last axis, k_tiles those of `pack_keys_{qk}`, v_tiles those of
-`pack_values_{pv}`; `keys` of them count, and the first `cols` columns of V. Packed sequences were packed with the same
-key_starts. q_global, k_global, v_global: the global scales of NVFP4, 1 where omitted.
-Of smoothed operands: mean_scores, as `mean_scores_{qk}` gives them, are added to q.k before any scale: those of the
-query's block, as `less_block_means` counts blocks. row_shift is added to all scaled scores
-of a row.
-Sums and softmax are float32. Weights are rounded to {weights}; they are divided by their sum {divisor}. lse and
-exact_sum, beside row_sum, are of the weights before they are rounded.
-Everything else is as of `attention_bf16`, except that row_max lies {headroom} below the largest score rounded up, in
-units of log2. Without a softcap, row_shift and the scores without it are rounded up separately.
-The reference is float64 attention of what the operands hold."""
+`pack_values_{pv}`. The tiles hold `keys` keys without padding; the first `cols` columns of V are used. Tiles of packed
+sequences must be packed with the same key_starts. q_global, k_global, v_global: the global scales of NVFP4, 1 if
+omitted.
+Smoothed operands: mean_scores, as `mean_scores_{qk}` returns them, are added to q.k before any scale; a query takes
+those of its block, numbered as in `less_block_means`. row_shift is added to all scaled scores of a row.
+Weights are rounded to {weights}.
+Sums and softmax are float32. The denominator is the sum of the {divisor} weights. lse and exact_sum, an output beside
+row_sum, are computed from the unrounded weights.
+Everything else is as in `attention_bf16`, except that row_max = ceil(m) - {headroom}, where m is the largest score of a
+row in units of log2. Without a softcap, row_shift and the rest of m are rounded up separately.
+The reference is float64 attention of the decoded operands."""
 _WEIGHTS = {
     "mxfp8": "e4m3",
-    "mxfp4": "e2m1 with a power of two for 32 keys, under which none saturates",
-    "nvfp4": "e2m1 with a ue4m3 scale for 16 keys, whose largest becomes 6",
+    "mxfp4": "e2m1 with one power-of-two scale for 32 keys, under which none saturates",
+    "nvfp4": "e2m1 with one ue4m3 scale for 16 keys, under which the largest becomes 6",
     "bf16": "bf16",
 }
 # By the format of V: the relative L2 error against unrounded weights, for normal scores. Measured errors are two thirds
@@ -295,7 +296,7 @@ def _declare(qk: str, pv: str) -> Kernel:
         attend(q, k[:, :, rows], v[:, :, rows], options, sequences, outputs, lse, parts, HEADROOM[pv], added, row_shift)
 
     body.__name__ = body.__qualname__ = f"attention_{qk}" + (f"_{pv}" if pv != qk else "")
-    divisor = "as it is multiplied" if pv in BLOCK_FORMATS else "before that"
+    divisor = "rounded" if pv in BLOCK_FORMATS else "unrounded"
     body.__doc__ = _TEXT.format(qk=qk, pv=pv, weights=_WEIGHTS[pv], divisor=divisor, headroom=HEADROOM[pv])
     element = BLOCK_FORMATS[pv].element.name if pv in BLOCK_FORMATS else pv
     rounded = Tolerance(f"weights are rounded to {element}, the reference's are not", relative_l2=weights)
@@ -344,12 +345,13 @@ def _level(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
 BLOCK_ATTENTION = {formats: _declare(*formats) for formats in FORMATS}
 
 
-_MEAN_TEXT = """Multiply means of blocks of queries with keys in {format}: what smoothing of queries takes from scores.
+_MEAN_TEXT = """Multiply the means of blocks of queries by keys in {format}: the part of the scores that smoothing
+removes.
 
-k_tiles are those of `pack_keys_{format}`; keys behind the last have scores of 0. Means count as sums of two bfloat16,
-within 2^-17 of themselves, keys as what their codes and scales stand for; products are exact, sums float32. q_global:
-what scores are divided by, so that they are in the units of the codes and scales of a query. Of each tile the scores of
-all heads of a group with a block of queries stand together, as a block of attention reads them."""
+k_tiles are those of `pack_keys_{format}`, decoded without their global scale; padding has scores of 0. A mean is
+multiplied as a sum of two bfloat16 values, which is within 2^-17 of it. Products are exact, sums are float32.
+Scores are divided by q_global: attention adds them to products of codes and scales, to which global scales are applied
+later. The scores of all heads of a group, for one tile and one block of queries, are contiguous."""
 
 
 def _declare_mean_scores(format: str) -> Kernel:

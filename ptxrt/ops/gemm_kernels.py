@@ -205,28 +205,27 @@ OUTPUTS = dict(
     out_bf16=Tolerance("rounded to bfloat16", relative_l2=3e-3),
 )
 
-TEXT = """Multiply A [rows, depth] of {a} by the transpose of B [cols, depth] of {b}, with everything that follows.
+TEXT = """Multiply A [rows, depth] of {a} by the transpose of B [cols, depth] of {b}, then apply an epilogue.
 
-C = activation(alpha A B^T + bias) + residual. Products are exact, sums float32 in ascending k; alpha, {alpha}is one
-float32 number, bias and what follows are float32. activation: 0 none, 1 relu, 2 gelu by erf, 3 gelu by tanh, 4 silu,
-5 swiglu: of columns 2 i and 2 i + 1, g and u, column i is g sigmoid(gate_alpha g) (u + offset) with g at most `limit`
-and u within it. Then C is rounded once: to nearest, ties to even, to the one of out_f32, out_f16 and out_bf16 that is
-there; or quantized with the bytes of `quantize`: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global`, by the rule of
-that number, with scales in 128x4 tiles where `swizzled`. in_place: the residual is what the array given as C holds.
+C = activation(alpha A B^T + bias) + residual. Products are exact, sums are float32 in ascending k.
+alpha{alpha} is one float32 number; bias, activation and residual are in float32.
+activation: 0 none, 1 relu, 2 gelu by erf, 3 gelu by tanh, 4 silu, 5 swiglu. swiglu: with g and u in columns 2 i and
+2 i + 1, column i becomes g sigmoid(gate_alpha g) (u + offset), where g is clamped to at most `limit` and u to +-limit.
+Then C is rounded once, to nearest, ties to even, to the type of the output among out_f32, out_f16 and out_bf16. Or C is
+quantized with the bytes of `quantize`: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global` (1 if missing), by the rule
+of that number, scales in 128x4 tiles if `swizzled`. in_place: the output array holds the residual before the call.
 """
-BLOCKS_TEXT = """x_codes: rows of codes as `quantize` has them, filled up with zeros to multiples of 16 bytes. x_scales:
-the
-scales of all rows of all matrices, x_blocks of a row, in 128x4 tiles where x_swizzled; those of matrix m begin at row
-x_first_row + m x_scale_rows. x_global: what NVFP4 multiplies all values by.
+BLOCKS_TEXT = """x is each operand in a block format, a or b. x_codes: rows of codes as `quantize` writes them, padded
+with zeros to multiples of 16 bytes. x_scales: the scales of all rows of all matrices, x_blocks of each row, in 128x4
+tiles if x_swizzled; those of matrix m begin at row x_first_row + m x_scale_rows. x_global: a factor of all
+values, the global scale of NVFP4.
 """
-FEW_TEXT = """For few rows: the depth is cut into eight runs of whole units of 64 bytes of a row of B, each summed by
-itself; they are added in pairs. A row's bits depend on K and the formats alone.
+FEW_TEXT = """For few rows: the depth is cut into eight runs of whole units of 32 values if B has 16 bits, else of 128.
+Each run is summed separately; the sums are added in pairs. A row's bits depend on the depth and the formats alone.
 """
-LAST = """group_starts: rows group_starts[g] to group_starts[g + 1] are multiplied by matrix g of B; the rows behind
-them are
-not written,
-    nor are groups of less than least_rows or more than most_rows rows. order: row i of C is made of row order[i] of A.
-    alphas, out_global: one number, or one a group."""
+LAST = """group_starts: rows group_starts[g] to group_starts[g + 1] are multiplied by matrix g of B. Rows after the last
+group are not written, nor are groups of fewer than least_rows or more than most_rows rows. order: row i of C is
+computed from row order[i] of A. alphas, out_global: one number, or one for each group."""
 
 
 def _ends(
@@ -501,7 +500,7 @@ def _declare_blocks(a: str, b: str, few: bool = False):
         name,
         _half_in_blocks if half else _in_blocks,
         read,
-        TEXT.format(a=a, b="the same" if a == b else b, alpha="with the global scales ")
+        TEXT.format(a=a, b="the same" if a == b else b, alpha=" times the global scales")
         + BLOCKS_TEXT
         + FEW_TEXT * few
         + LAST,

@@ -83,8 +83,8 @@ class Operand(Packed):
         format: "mxfp8", "mxfp4" or "nvfp4"; of values also "bf16".
         role: "q", "k" or "v".
         shape: [batch, heads, length, dim] of the values.
-        dim: The head dimension that tiles are padded to; None of queries.
-        global_scale: Of nvfp4.
+        dim: The head dimension that tiles are padded to; None for queries.
+        global_scale: The global scale of nvfp4.
         mean: What was subtracted, float32: from keys [batch, heads, dim]; from queries one mean for each block of 64,
             [batch, heads, ceil(length / 64), dim]; None if nothing was.
         cu_seqlens: int32 [N + 1], the bounds of N packed sequences in a batch of 1. Each sequence starts a new tile or
@@ -204,7 +204,7 @@ class Operand(Packed):
 
     @property
     def dim(self) -> int | None:
-        """The head dimension that tiles are padded to; None of queries."""
+        """The head dimension that tiles are padded to; None for queries."""
         return None if self.role == "q" else self.layout.tile.dim
 
     @property

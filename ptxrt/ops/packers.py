@@ -15,30 +15,31 @@ from .quantizers import positive
 _PACK_KEYS = """Quantize keys to {element} in blocks of {block} along the head dimension, as tiles of 64 keys that
 attention reads.
 
-The codes and scales are those of `quantize_{name}` by the same `rule`, of x less `mean`, a float32 difference. x is
-filled up with zeros to whole tiles and to `dim`; keys from key_ends of their batch on count as past the end. A block
-that holds no value of x has a scale of 1.{level} {packed}
+Codes and scales are those of `quantize_{name}` by the same `rule`, of x - mean in float32. x is padded with zeros to
+whole tiles and to `dim`. Keys of a batch item from its key_ends on are padding too. A block of padding alone has a
+scale of 1.{level}
+{packed}
 Bytes of a tile: `KeyTile` in kernels_cu/tile/block_tiles.cuh, `ptxrt.tiles.TileLayout` in Python."""
 
-_PACK_VALUES = """Quantize values to {element} in blocks of {block} along the keys, as tiles of 64 keys that attention
-reads, transposed.
+_PACK_VALUES = """Quantize values to {element} in blocks of {block} along the keys, as transposed tiles of 64 keys that
+attention reads.
 
-The codes and scales are those of `quantize_{name}_columns` by the same `rule`. x is filled up with zeros to whole tiles
-and to `dim`; keys from key_ends of their batch on count as past the end. A block that holds no value of x has a scale
-of 1.{level} {packed}
+Codes and scales are those of `quantize_{name}_columns` by the same `rule`. x is padded with zeros to whole tiles and
+to `dim`. Keys of a batch item from its key_ends on are padding too. A block of padding alone has a scale of 1.{level}
+{packed}
 Bytes of a tile: `ValueTile` in kernels_cu/tile/block_tiles.cuh, `ptxrt.tiles.TileLayout` in Python."""
 
 _PACK_ROWS = """Round values to {name}, to nearest, ties to even, as tiles of 64 keys that attention reads.
 
-x is filled up with zeros to whole tiles and to `dim`; keys from key_ends of their batch on count as past the end.
+x is padded with zeros to whole tiles and to `dim`. Keys of a batch item from its key_ends on are padding too.
 {packed}
 Bytes of a tile: `SharedTile` in kernels_cu/tile/shared.cuh, `ptxrt.tiles.TileLayout` in Python."""
 
 _PACKED = """Packed sequences: with key_starts, sequence i is keys key_starts[i] to key_ends[i] of a batch of one. It
-begins with
-tile floor(key_starts[i] / 64) + i, so that none share a tile; key_starts[0] is 0. A tile without keys is zeros."""
+begins with tile floor(key_starts[i] / 64) + i, so that no two sequences share a tile; key_starts[0] is 0. A tile
+without keys holds zeros."""
 
-_LEVEL = " The global scale is 1 where it is omitted."
+_LEVEL = "\nThe global scale is 1 if omitted."
 
 
 def _key_ends(rng: np.random.Generator, member, shape, axes) -> np.ndarray:

@@ -82,38 +82,38 @@ _PACKING = {
 
 _QUANTIZE_MX = """Round each run of 32 values along `{axis}` to {element} under one shared power-of-two scale.
 
-The scale comes from the largest magnitude by `rule`: 0 floor, 1 ceil, 2 rceil, 3 even; no less than
-2**-127. Codes round to nearest, ties to even, saturate at {largest:g} and keep the sign of zero. They lie
+`rule` derives the scale from the largest magnitude: 0 floor, 1 ceil, 2 rceil, 3 even; it is at least
+2**-127. Codes are rounded to nearest, ties to even, saturate at {largest:g} and keep the sign of zero. They lie
 along `{axis}`, {packing}.
-A run of zeros gets scale byte 0, a run with a NaN or an infinity scale byte 0xff and codes 0, and so does
-a run whose largest magnitude `even` rounds to infinity. All in float32 and exact but for the one rounding.
+A run of zeros has scale byte 0. A run with a NaN or an infinity has scale byte 0xff and codes 0, and so has
+a run whose largest magnitude `even` rounds to infinity. Arithmetic is float32 and exact up to the rounding of codes.
 Scales have the shape [{linear}]. With `swizzled` they lie in 128x4 tiles, as `swizzle_scales` arranges
-them. The call then gives their shape, [{tiles}], and a `covered` above {grid}: threads
-without values write the 0x00 of the tiles.
+them. The call then passes their shape, [{tiles}], and a `covered` above {grid}: the additional
+threads write 0x00 to the places of the tiles without a scale.
 Source: OCP Microscaling Formats (MX) v1.0, section 6.3; torchao, ScaleCalculationMode."""
 
 _QUANTIZE_NV = """Round each run of 16 values along `{axis}` to {element} under one shared UE4M3 scale s and the global
 scale g.
 
-s is blockmax / 6 / g rounded to E4M3 between 2**-9 and 448, a code is x / (g * s) rounded to E2M1:
-each operation in float32, to nearest, ties to even, subnormals kept. Codes saturate at 6 and keep the
+s is blockmax / 6 / g, clamped to [2**-9, 448] and rounded to E4M3. A code is x / (g * s) rounded to E2M1.
+Every operation is in float32, to nearest, ties to even, and keeps subnormals. Codes saturate at 6 and keep the
 sign of zero; all are 0 where g * s is 0. They lie along `{axis}`, {packing}.
-A run with a NaN or an infinity gets scale byte 0x7f and codes 0. rule: 0 amax, 1 four_over_six, which
-scales a run to 4 instead of 6 where the sum of its squared errors is then smaller. g is positive.
+A run with a NaN or an infinity has scale byte 0x7f and codes 0. rule: 0 amax, 1 four_over_six, which
+scales a run to 4 instead of 6 if that makes the sum of its squared errors smaller. g is positive.
 Scales have the shape [{linear}]. With `swizzled` they lie in 128x4 tiles, as `swizzle_scales` arranges
-them. The call then gives their shape, [{tiles}], and a `covered` above {grid}: threads
-without values write the 0x00 of the tiles.
+them. The call then passes their shape, [{tiles}], and a `covered` above {grid}: the additional
+threads write 0x00 to the places of the tiles without a scale.
 Source: NVIDIA, Introducing NVFP4; Four Over Six, arXiv 2512.02010."""
 
-_DEQUANTIZE_MX = """Give the values of {name} codes: {element} times 2**(scale - 127).
+_DEQUANTIZE_MX = """Return the values of {name} codes: {element} times 2**(scale - 127).
 
-float32 is exact, and infinite from 2**128 on; float16 and bfloat16 are that value rounded to
-nearest, ties to even, so that float16 overflows early. A scale byte of 0xff makes its 32 values NaN.
+float32 values are exact, and infinite from 2**128 on. float16 and bfloat16 values are the float32 values rounded
+to nearest, ties to even; float16 is infinite from 65520 on. A scale byte of 0xff makes its 32 values NaN.
 Source: OCP Microscaling Formats (MX) v1.0, sections 5.3 and 6.3."""
 
-_DEQUANTIZE_NV = """Give the values of {name} codes: {element} times (g * s), both products in float32.
+_DEQUANTIZE_NV = """Return the values of {name} codes: {element} times (g * s), both products in float32.
 
-float16 and bfloat16 are that value rounded to nearest, ties to even. A scale byte of 0x7f makes its
+float16 and bfloat16 values are the float32 values rounded to nearest, ties to even. A scale byte of 0x7f makes its
 16 values NaN; bit 7 of a scale is ignored.
 Source: NVIDIA, Introducing NVFP4."""
 
