@@ -92,7 +92,7 @@ def grid_words(kernel: Kernel) -> str:
         sizes = ", ".join(" x ".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in values)
         words.append(
             f"{' x '.join(axes.split())} compiled for {sizes}"
-            + (", less is filled up with zeros" if kernel.filled else "")
+            + (", smaller ones are padded with zeros" if kernel.filled else "")
         )
     words += [f"{axis} always {size}" for axis, size in kernel.fixed.items()]
     words += [f"{axis} from the sizes of the arrays" for axis in kernel.derived]

@@ -432,14 +432,14 @@ def test_wrong_operands_say_what_to_do(emulator, rng):
     good = ptxrt.quantize_operand(random_operand(rng, 1, 2, 70, 64), "mxfp8", role="k", smooth=True)
     fields = dict(codes=good.codes, format="mxfp8", role="k", shape=good.shape, mean=good.mean)
     for match, change in [
-        ("filled up to 64 has uint8", dict(codes=good.codes[..., 1:])),
-        ("filled up to 128 has uint8", dict(dim=128)),
+        ("padded to 64 has uint8", dict(codes=good.codes[..., 1:])),
+        ("padded to 128 has uint8", dict(dim=128)),
         ("scales of role 'k' stand in the tiles", dict(scales=good.codes)),
         ("it has float32", dict(mean=good.mean[:, :1])),
         ("mean of role 'v'", dict(role="v")),
         ("pass .batch, heads, length, dim.", dict(shape=(2, 70, 64))),
         ("mxfp8 has none", dict(global_scale=1)),
-        ("filled up to 64 of 2 packed sequences has uint8", dict(cu_seqlens=[0, 64, 70])),
+        ("padded to 64 of 2 packed sequences has uint8", dict(cu_seqlens=[0, 64, 70])),
         ("rise from 0 to 70", dict(cu_seqlens=[0, 71])),
         (
             "codes and cu_seqlens are on different machines",

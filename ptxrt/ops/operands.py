@@ -137,7 +137,7 @@ class Operand(Packed):
             raise ArgumentError(
                 f"Operand: codes are {self.codes.dtype} {list(self.codes.shape)}; role {role!r} in {format} of shape "
                 f"{list(shape)} "
-                f"filled up to {self.layout.tile.dim}{self._of_sequences} has uint8 {list(self.layout.codes_shape)}"
+                f"padded to {self.layout.tile.dim}{self._of_sequences} has uint8 {list(self.layout.codes_shape)}"
             )
         self.global_scale = self._checked_global_scale(self.layout.tile.block, global_scale)
         self.mean = None if mean is None else self._checked_mean(mean)
