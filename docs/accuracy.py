@@ -245,11 +245,10 @@ This page compares `attention` in each format with float64 attention of the same
 wrote it on {machine}. `--machine portable` or `--machine native`
 measures a card; `--folder DIR` writes elsewhere. Outputs are float32, the type of the inputs.
 
-- *relative L2* is |got − want| / |want|. *gain* is the factor by which the output follows the wanted one (least
-  squares, 1 is right); a cosine does not see it, and saturation makes it less than 1. *lse* is the mean absolute error
-  of the log-sum-exp.
-- *asked* is the bound that tests hold on smaller arrays of N(0,1): relative L2 and lse at most, cosine at least, gain
-  within so much of 1. A figure that misses it is **bold**.
+- *relative L2* is |got − want| / |want|. *gain* is the factor f that minimizes |got − f · want|; 1 is exact. The cosine
+  does not depend on it, and saturation makes it less than 1. *lse* is the mean absolute error of the log-sum-exp.
+- *asked* is the bound that tests check on smaller arrays of N(0,1): the largest relative L2, lse and |gain − 1|, and the
+  smallest cosine. A figure beyond its bound is **bold**.
 - The first format is that of Q and K, the second that of weights and V. One name stands for both.
 
 ![Relative L2 by format and data](accuracy_data.png)
@@ -258,20 +257,20 @@ measures a card; `--folder DIR` writes elsewhere. Outputs are float32, the type 
 SINK_HEAD = """
 ## Beside a sink
 
-One key has a score 8, 11 or 14 steps of log2 above 4095 others, which hold {shares} of the weight. A weight
-of 2^-14 must survive beside one of 1: if the tail is rounded away, the error is the tail's share. S4096 D128, 64
-queries; the values have a mean for each channel. *weights* compares with float64 attention of what the quantized
-operands hold, so that only the rounding of the weights counts; the bound is on it. *inputs* compares with float64
-attention of the inputs.
+The score of one key is 8, 11 or 14 steps of log2 above the mean of 4095 others, which hold {shares} of the
+weight. Weights of about 2^-14 must survive beside a weight of 1: if they round to 0, the error is their share. S4096
+D128, 64 queries; the values have a mean for each channel. *weights* compares with float64 attention of the values of
+the quantized operands, which leaves only the rounding of the weights; the bound applies to it. *inputs* compares with
+float64 attention of the inputs.
 """
 
 RULES_HEAD = """
 ## Scale rules
 
 [Numerics](numerics.md#scale-rules) defines the rules. Here Q, K and V have the same one; N(0,1), B1 H2 S512 D128.
-`floor`, the default of `quantize` and the rule of OCP MX, saturates the top of a block in one direction, so that scores
-and values shrink: gain and lse suffer. `quantize_operand` and `attention` take the rule in *italics* by default.
-`four_over_six` is better than `amax` and encodes every block twice.
+`floor`, the default of `quantize` and the rule of OCP MX, saturates the largest values of a block. Scores and values
+shrink, which increases the errors of gain and lse. The rules in *italics* are the defaults of `quantize_operand` and
+`attention`. `four_over_six` is more accurate than `amax` and encodes every block twice.
 
 ![Gain by scale rule](accuracy_rules.png)
 """
@@ -390,8 +389,8 @@ CACHE_HEAD = """
 ## Caches in pages
 
 `attention_paged` computes the last 16 queries of each sequence on a `KVCache` of its keys and values. The figures
-compare with float64 attention of the inputs. Scales lie along the head dimension, also those of values. `k_mean` is the
-mean of the first half of the keys, as a calibration would know it.
+compare with float64 attention of the inputs. Scales run along the head dimension, also those of values. `k_mean` is the
+mean of the first half of the keys, as a calibration would measure it.
 """
 CACHE_FORMATS = ("bf16", "f16", "mxfp8", "nvfp4", "mxfp4")
 
@@ -429,9 +428,9 @@ PRODUCTS_HEAD = """
 ## Matrix products
 
 `matmul` of A [128, 1024] and B [128, 1024] in float32, quantized by the call. *inputs* is the relative L2 against the
-float64 product of the inputs: the floor of the formats. *outliers* is the same where 8 of the 1024 columns of A are 30
-times as large. *sums* is that against the float64 product of what the quantized operands hold, at most {bound:.1e}
-(1e-6 √K), with *outliers* in it.
+float64 product of the inputs: the error of rounding to the formats. *outliers* is the same with 8 of the 1024 columns
+of A 30 times as large. *sums* is the larger relative L2 of both against the float64 product of the values of the
+quantized operands; its bound is {bound:.1e} (1e-6 √K).
 """
 
 

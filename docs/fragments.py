@@ -220,16 +220,16 @@ class Facts(NamedTuple):
     mistakes: tuple[str, str, str]
 
 
-_TWO = "The lower half of a register has the lower k."
-_FOUR = "Byte e of a register has element e: the lowest byte has the lowest k, as in memory."
+_TWO = "The lower half of a register holds the element with the lower k."
+_FOUR = "Byte e of a register holds element e: the lowest byte has the lowest k, as in memory."
 _EIGHT = (
-    "Nibble e of a register has element e: the low nibble of each byte has the lower k, as in `quantize`'s codes "
-    "and in cuda_fp4.h."
+    "Nibble e of a register holds element e: the low nibble of each byte has the lower k, as in the codes of "
+    "`quantize` and in cuda_fp4.h."
 )
 _CONTAINERS = (
-    "e4m3 and e5m2 fill their byte, e3m2 and e2m3 lie in bits 5 to 0, e2m1 lies in bits 5 to 2: all other bits of a "
-    "byte. What a chip makes of them is not documented; the emulator reports them as a fault, and `ptxrt probe` tells "
-    "what the machine at hand does."
+    "all bits of a byte outside of its element. e4m3 and e5m2 fill their byte, e3m2 and e2m3 lie in bits 5 to 0, e2m1 "
+    "lies in bits 5 to 2. The effect of other padding on hardware is not documented. The emulator reports it as a "
+    "fault; `ptxrt probe` reports what the current machine does."
 )
 _HALF = (
     "Packing c0 and c2, which belong to one column, into one register: a register holds two neighbouring columns of "
@@ -240,27 +240,29 @@ _REGISTERS = (
     "half of k."
 )
 _B_BY_COLUMN = (
-    "Loading B as rows of k: it is `.col`, and a lane holds k of one column. A row-major [k][n] array wants "
-    "`ldmatrix.trans` or a transposition."
+    "Loading B as rows of k: B is `.col`, and each register of a lane holds neighbouring k of one column. A row-major "
+    "[k][n] array needs `ldmatrix.trans` or a transposition."
 )
 _SATURATED = "Expecting a saturated sum: values beyond 65504 become infinite."
 _FULL_RATE = (
-    "Using it for speed: with f32 accumulators GeForce cards run it at half of the rate of `kind::mxf8f6f4`, which "
-    "does the same with scales of 0x7f."
+    "Using it for speed: with f32 accumulators GeForce cards run it at half the rate of `kind::mxf8f6f4`, which "
+    "computes the same with scales of 0x7f."
 )
 _LANE_OF_SCALE = (
-    "Putting scales of A where its rows are accumulated: lane 4 (m % 8) + m / 8 has row m for thread 0, two lanes "
-    "further for thread 1, and lanes that no selector names are not read."
+    "Passing the scales of A in the lanes that accumulate its rows: the scales of row m are read from lane "
+    "4 (m % 8) + m / 8 with thread selector 0, and from the lane two further with selector 1. Other lanes are not read."
 )
 _SELECTORS = (
-    "Taking a selector from a register: it is a constant, and anything else compiles into a loop over all values."
+    "Passing a selector in a register: selectors are constants of the instruction, and a variable one compiles into a "
+    "loop over all values."
 )
 _NIBBLES = (
-    "Packing the first element into the high nibble: products are then of neighbours, and results look plausible."
+    "Packing the first element of one operand into the high nibble: each element is then multiplied with the neighbour "
+    "of its partner, and the results look plausible."
 )
-_K64 = "Giving it one element to a byte: that is `kind::mxf8f6f4`, at a quarter of this rate."
-_UE8M0 = "Writing 0 for a scale of zero: 0 is 2^-127, and 255 is NaN."
-_SHIFTED = "Placing e2m1 in the lowest bits as e3m2 and e2m3 are: it is shifted left by two."
+_K64 = "Passing one element in each byte: that is `kind::mxf8f6f4`, at a quarter of this rate."
+_UE8M0 = "Writing 0 for a scale of zero: code 0 is 2^-127, and code 255 is NaN."
+_SHIFTED = "Placing e2m1 in the lowest bits, like e3m2 and e2m3: codes of e2m1 are shifted left by two."
 _ALL = "nothing; all bits are elements."
 
 FACTS = {
@@ -279,7 +281,7 @@ FACTS = {
         (
             _B_BY_COLUMN,
             _REGISTERS,
-            "Converting larger inputs: beyond 65504 they are infinite before the product sees them.",
+            "Converting inputs beyond 65504: they are infinite before they are multiplied.",
         ),
     ),
     "f16_f16": Facts(
@@ -287,7 +289,7 @@ FACTS = {
         "2",
         _TWO,
         _ALL,
-        (_HALF, _SATURATED, "Expecting -0 of a negative sum that underflows: it is +0 (seen on an H200)."),
+        (_HALF, _SATURATED, "Expecting -0 from a negative sum that underflows: the result is +0 (seen on an H200)."),
     ),
     "tf32": Facts(
         "HMMA.1688.F32.TF32",
@@ -295,7 +297,7 @@ FACTS = {
         "One element to a register.",
         "nothing; the lower 13 bits of a register are ignored.",
         (
-            "Passing float32 as it is: it is cut off. cvt.rna.tf32 rounds.",
+            "Passing float32 without conversion: its lower 13 bits are ignored. `cvt.rna.tf32` rounds.",
             _B_BY_COLUMN,
             _REGISTERS,
         ),
@@ -305,7 +307,7 @@ FACTS = {
         "2",
         _FOUR,
         _ALL,
-        (_FULL_RATE, "Looking for infinities in e4m3: 0x7f is NaN, and 448 is the largest value.", _B_BY_COLUMN),
+        (_FULL_RATE, "Expecting infinities in e4m3: 0x7f is NaN, and 448 is the largest value.", _B_BY_COLUMN),
     ),
     "fp8_f16": Facts(
         "QMMA.16832.F16.E4M3.E4M3",
@@ -315,7 +317,7 @@ FACTS = {
         (
             _HALF,
             _SATURATED,
-            "Comparing bits with the portable machine: there the sum is one of f32, rounded once.",
+            "Comparing results bit by bit with the portable build: it sums in f32 and rounds once.",
         ),
     ),
     "int8": Facts(
@@ -324,9 +326,10 @@ FACTS = {
         _FOUR,
         _ALL,
         (
-            "Expecting a saturated sum: D wraps, unless `.satfinite` stands behind `.col`.",
+            "Expecting a saturated sum: D wraps, unless `.satfinite` follows `.col`.",
             _B_BY_COLUMN,
-            "Mixing s8 and u8: the types are the instruction's, and other bytes give another number in silence.",
+            "Mixing s8 and u8: the instruction names the types, and bytes of the other type are misread without an "
+            "error.",
         ),
     ),
     "f8f6f4": Facts(
@@ -337,7 +340,7 @@ FACTS = {
         (
             _FULL_RATE,
             _SHIFTED,
-            "Giving it packed 4-bit codes: K counts bytes.",
+            "Passing packed 4-bit codes: each element takes a byte.",
         ),
     ),
     "f8f6f4_f16": Facts(
@@ -365,62 +368,70 @@ FACTS = {
         "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X",
         "8",
         _EIGHT,
-        "nothing; all bits are elements, and bit 7 of a scale means nothing.",
-        (_NIBBLES, "Naming a byte other than 0: all four bytes of a lane's register are scales.", _LANE_OF_SCALE),
+        "nothing; all bits are elements, and bit 7 of a scale is ignored.",
+        (
+            _NIBBLES,
+            "Passing a byte selector other than 0: all four bytes of a lane's register are scales.",
+            _LANE_OF_SCALE,
+        ),
     ),
     "mxf4nvf4_2x": Facts(
         "OMMA.SF.16864.F32.E2M1.E2M1.E8",
         "8",
         _EIGHT,
         _ALL,
-        (_NIBBLES, "Choosing it for speed: it is the machine code of `kind::mxf4`.", _UE8M0),
+        (_NIBBLES, "Choosing it for speed: it compiles to the machine code of `kind::mxf4`.", _UE8M0),
     ),
 }
 
 _BY_H200 = (
-    "An H200 found the same places, codes and rule of sums by `ptxrt --machine portable probe`; no sm_120 card has "
-    "answered yet."
+    "`ptxrt --machine portable probe` found the same layout, codes and rule of sums on an H200. No sm_120 card has "
+    "been probed yet."
 )
 _NO_CARD = (
-    "No sm_120 card has answered yet, and chips without this instruction run a stand-in, which says nothing about it."
+    "No sm_120 card has been probed yet. Chips without this instruction run a substitute, whose results say nothing "
+    "about the instruction."
 )
 #: Findings on cards, by kind.
 SILICON = dict.fromkeys(("bf16", "f16", "f16_f16", "tf32", "int8"), _BY_H200) | {
-    "fp8": "No sm_120 card has answered yet. An H200 found the same places and codes by `ptxrt --machine portable probe`, "
-    "but another rule: sm_90 has no such instruction, and ptxas makes two f16 products of it, of the lower and of the "
-    "upper halves of the registers. They begin with zero and follow each other, 16 products at once, cut off at 25 bits, "
-    "toward zero to f32; C joins last, rounded to nearest."
+    "fp8": "No sm_120 card has been probed yet. `ptxrt --machine portable probe` found the same layout and codes on an "
+    "H200, but another rule of sums: sm_90 has no such instruction, and ptxas emits two f16 products, of the lower and "
+    "of the upper halves of the registers. The first starts from zero, the second adds to its result. Each adds 16 "
+    "products at once, cuts off at 25 bits and rounds toward zero to f32. C is added last, rounded to nearest."
 }
 
 HEAD = """# Fragments
 
-Where the matrix instructions have their elements and scales: a page for each kind, and below the loads and stores of
-matrices. `make docs` writes these pages from what the probes find on the emulator; `ptxrt layout mxf4` prints a map in
-a terminal, and `ptxrt probe mxf4` asks the machine at hand. A probe knows no layout: it sets one element of A at a time
-and looks which outputs change. Rows, columns and k are named as the tile code of the kernels loads them; a test
-compares the two. `probe_mma_registers` then takes registers bit by bit: what every code stands for, what padding bits
-do, which codes and scales are NaN, and by which rule products add up. Of thousands of candidates (how many products at
-once, to which exponent they are aligned, how many bits are kept, where C joins, how each step is rounded) the operands
-leave those that give every sum to the bit.
+These pages show the layouts of matrix instructions: the lanes and registers that hold each element and each scale.
+Each kind has its own page; the loads and stores of matrices follow below. `make docs` writes the pages from the
+findings of probes on the emulator. `ptxrt layout mxf4` prints a layout in a terminal, and `ptxrt probe mxf4` runs the
+probes on the current machine.
 
-An emulator's map is not silicon's. It shows that the emulator, the tile code and the PTX ISA (9.0, 9.7.14) agree. On
-an H200, with the portable build, 124 of 126 findings of `ptxrt probe --all` were those of the atlas and the emulator;
-the other two are the sums of [fp8](fragments/fp8.md), which sm_90 does not have. Whoever has an sm_120 card can send
-what `ptxrt probe --all --json findings.json` writes.
+A probe assumes no layout: it sets one element of A at a time and finds the outputs that change. Rows, columns and k are
+named as the tile code of the kernels loads them; a test compares the two. `probe_mma_registers` then tests registers
+bit by bit. It finds the value of every code, the effect of padding bits, the codes and scales that are NaN, and the
+rule of sums. There are thousands of candidate rules: they differ in the number of products that are added at once, the
+exponent to which these are aligned, the number of bits kept, the step that adds C, and the rounding of each step. The
+pages show the rules that reproduce every sum bit for bit.
+
+An emulator's map is not silicon's. The pages show that the emulator, the tile code and the PTX ISA (9.0, 9.7.14) agree.
+On an H200, with the portable build, 124 of 126 findings of `ptxrt probe --all` equal those of the atlas and the
+emulator. The other two are the sums of [fp8](fragments/fp8.md), which sm_90 does not have. Owners of an sm_120 card can
+send the file that `ptxrt probe --all --json findings.json` writes.
 
 """
 _RATES = """
-Rates are multiples of bf16's dense 209.5 TFLOPS on an RTX 5090, from NVIDIA's RTX Blackwell architecture whitepaper;
-those of `mxf8f6f4`, and of operands of 6 and 4 bits, from mmapeak on such a card
-(main-horse.github.io/posts/5090-mm-perf). None was measured here. [What this chip lacks](fragments/lacking.md) says
-what takes the place of the rest.
+Rates are multiples of bf16's dense 209.5 TFLOPS on an RTX 5090, from NVIDIA's RTX Blackwell architecture whitepaper.
+Those of `mxf8f6f4`, and of operands of 6 and 4 bits, are from mmapeak on such a card
+(main-horse.github.io/posts/5090-mm-perf). None was measured here. [What this chip lacks](fragments/lacking.md) lists
+the instructions of other chips and their substitutes here.
 
-`5.a2` is register 2 of A in lane 5, its elements in order from the lowest bits on; `5.r2.1` is byte 1 of register 2.
+`5.a2` is register 2 of A in lane 5, with its elements in order from the lowest bits; `5.r2.1` is byte 1 of register 2.
 """
 _LACKING = """# What this chip lacks
 
-sm_120a and sm_121a are Blackwell by name, but their matrix instructions are those of a warp. What sm_90a and sm_100a
-have beside them, and what takes its place here:
+sm_120a and sm_121a belong to the Blackwell generation, but all their matrix instructions work on the registers of one
+warp. The table lists what sm_90a and sm_100a have in addition, and the substitutes on sm_120a:
 
 | not there | where it is | here |
 |---|---|---|
@@ -431,22 +442,22 @@ have beside them, and what takes its place here:
 | multicast of one copy into the shared memory of several blocks | fast on sm_90a and sm_100a alone (PTX ISA 9.0, cp.async.bulk) | each block loads its own; neighbours meet in the L2 cache |
 | 227 KiB of shared memory to a block | sm_90a, sm_100a | 99 KiB: two or three stages of a pipeline |
 
-What is there: bulk copies and tensor maps with mbarriers, `setmaxnreg`, `ldmatrix` of bytes and of 4-bit elements,
+sm_120a does have bulk copies and tensor maps with mbarriers, `setmaxnreg`, `ldmatrix` of bytes and of 4-bit elements,
 `stmatrix`, conversions of every narrow format, and every kind of `mma.sync` in [Fragments](../fragments.md).
 
 ## Sparse forms
 
-`mma.sp::ordered_metadata` of the block-scaled kinds is assembled for sm_120a by ptxas 13.0: m16n8k64 of
-`kind::mxf8f6f4` (`QMMA.SF.SP.16864`) and m16n8k128 of `kind::mxf4nvf4` (`OMMA.SF.SP.168128`). Of four neighbouring
-elements of A (of eight in pairs, in 4 bits) half are zero and are not stored, and metadata says which. No kernel here
-uses them, and the emulator refuses them by name.
+ptxas 13.0 assembles `mma.sp::ordered_metadata` of the block-scaled kinds for sm_120a: m16n8k64 of `kind::mxf8f6f4`
+(`QMMA.SF.SP.16864`) and m16n8k128 of `kind::mxf4nvf4` (`OMMA.SF.SP.168128`). Two of four neighbouring elements of A are
+zero and are not stored (with 4-bit elements, two of four neighbouring pairs); metadata names the stored ones. No kernel
+here uses these forms, and the emulator rejects them with an error that names them.
 
-## Forms that other pages claim
+## Forms described differently elsewhere
 
 - `m16n8k64` needs a block-scaled kind and the suffix of `sm_120a` or `sm_120f`; plain `sm_120` rejects it.
-- `scale_vec::2X` exists for `kind::mxf4` and `kind::mxf4nvf4` with ue8m0, not for `kind::mxf8f6f4`, whose 32 k are one
-  block.
-- Integers of 4 bits (`m16n8k64` of s4) compile, into a call of an emulation on s8.
+- `scale_vec::2X` exists for `kind::mxf4` and `kind::mxf4nvf4` with ue8m0. It does not exist for `kind::mxf8f6f4`, whose
+  32 k are one block.
+- Integers of 4 bits (`m16n8k64` of s4) compile into a call of a function that emulates them with s8.
 """
 
 
@@ -533,17 +544,15 @@ def kind_page(kind: Kind) -> tuple[str, dict[str, str]]:
         f"| machine code | `{facts.sass}` |\n| rate, bf16 = 1 | {facts.rate} |\n",
         f"| found by | `{known.probe}` and `probe_mma_registers`, `ptxrt probe {kind.name}`, on the emulator |\n\n",
         wrapped(f"An emulator's map is not silicon's. {SILICON.get(kind.name, _NO_CARD)}") + "\n\n",
-        f"{wrapped(facts.order)}\n\n{wrapped('What must be zero: ' + facts.zero)}\n\n## Places\n\n",
+        f"{wrapped(facts.order)}\n\n{wrapped('What must be zero: ' + facts.zero)}\n\n## Layout\n\n",
     ]
     for operand, words in (("a", "A"), ("b", "B"), ("c", "C and D")):
         parts.append(f"![Lanes and registers of {words}]({pictures[operand][0]})\n\n")
     if known.scales:
         parts.append(f"## Scales\n\n{known.scales.type}, one for each {known.depth // known.scales.blocks} k.\n\n")
         parts.append(scale_tables(kind, known.scales.bytes) + "\n")
-    parts.append(
-        "## Codes and sums\n\nOf the emulator with `hardware` arithmetic. The rule is the one of all candidates "
-    )
-    parts.append("that gives every sum to the bit.\n\n" + told(kind.name) + "\n")
+    parts.append("## Codes and sums\n\nFound on the emulator with `hardware` arithmetic. Of all candidate rules, only ")
+    parts.append("those listed reproduce every sum.\n\n" + told(kind.name) + "\n")
     mistakes = [wrapped(f"{number}. {words}", "   ") for number, words in enumerate(facts.mistakes, 1)]
     parts.append("## Three mistakes\n\n" + "\n".join(mistakes) + "\n")
     return "".join(parts), dict(pictures.values())

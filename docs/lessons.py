@@ -189,7 +189,7 @@ def shares(runs: dict[str, Run]) -> str:
 
 
 _COUNTED = (
-    "Everything below was counted on the emulator, which executed the native PTX. No time of a machine is among it.\n"
+    "All numbers on this page are counts from the emulator, which executed the native PTX. None is a measured time.\n"
     "`make docs` writes this page.\n"
 )
 
@@ -215,26 +215,26 @@ def threads_page() -> str:
     words = textwrap.fill(f"Registers that the kernel reads: {' '.join(f'`{word}`' for word in registers)}.", 118)
     return f"""# Who is this thread
 
-`thread_identity` lets each thread write what it knows of itself. It is the first kernel to run on a new machine: if
-its answers are right, launches, grids and stores work.
+Each thread of `thread_identity` writes its identity registers. Run this kernel first on a new machine: if its results
+are right, launches, grids and stores work.
 
 {_COUNTED}
-A launch of 3 x 2 x 4 blocks of 8 x 4 x 3 threads answers:
+A launch of 3 x 2 x 4 blocks of 8 x 4 x 3 threads returns, among others:
 
 {table(["thread of its block", "%tid x, y, z", "%ctaid x, y, z", "warp", "%laneid", "%lanemask_eq"], rows)}
 ## What it teaches
 
-- x runs fastest: thread (x, y, z) of a block of X x Y threads has the index x + X y + X Y z.
-- A warp is 32 threads that follow each other by that index, not by x alone. Here a row of 8 threads is a quarter of
-  a warp. Threads that should read neighbouring addresses must be neighbours in x.
-- %laneid is the index modulo 32, where a block's threads fill its warps. The masks are made of it.
-- %warpid is not among the answers. It is the slot where a warp happens to run: an H200 gives a block's first warp 3,
-  say. The index divided by 32 is what is meant.
-- Nobody knows the order of blocks. %ctaid says which block it is, not when it runs.
+- x varies fastest: thread (x, y, z) of a block of X x Y x Z threads has the index x + X y + X Y z.
+- A warp is 32 threads with consecutive indices; x alone does not determine the warp. Here a row of 8 threads is a
+  quarter of a warp. Threads that read neighbouring addresses should be neighbours in x.
+- %laneid is the index modulo 32. The masks follow from it: %lanemask_eq is 1 << %laneid.
+- The kernel does not report %warpid. %warpid is the hardware slot in which a warp runs: on an H200 the first warp of a
+  block can have 3. The number of a warp in its block is the index divided by 32.
+- The order in which blocks run is undefined. %ctaid identifies a block; it does not tell when the block runs.
 
 {words}
 
-Three kernels that go on from here: [a transposition](transpose.md), [a quantizer](quantizer.md), [attention in one
+The next lessons: [a transposition](transpose.md), [a quantizer](quantizer.md), [attention in one
 launch](fused_attention.md).
 """
 
@@ -266,24 +266,24 @@ def transpose_page() -> str:
     pair = {name: runs[name] for name in _TRANSPOSES[:2]}
     return f"""# A transposition: coalescing and banks
 
-Three kernels turn a matrix of {size} x {size} float32. Their results are equal. What differs is which addresses the 32
-threads of a warp want at the same moment.
+Three kernels transpose a matrix of {size} x {size} float32. Their results are equal. They differ in the addresses that
+the 32 threads of a warp access in one instruction.
 
 {_COUNTED}
 {table(["", *(f"`{name}`" for name in runs)], rows)}
-- **Coalescing.** A warp's load or store of 4 bytes a thread wants 128 bytes. Global memory moves in sectors of 32
-  bytes: 4 are enough where the threads' addresses follow each other. `transpose_naive` writes a column: 32 addresses,
-  {size * 4} bytes apart, are 32 sectors, of each of which an eighth is wanted.
-- **A tile in shared memory.** `transpose_tiled` reads rows and writes rows. The turn happens in shared memory, whose
-  banks do not mind which row a word came from.
-- **Banks.** 32 banks hold words in turns of 4 bytes. `transpose_unpadded` has 32 floats to a row: a column of the
-  tile lies in one bank, and 32 threads wait for each other. One float more to a row (33) puts a column into 32
-  different banks.
-- **A barrier.** Rows are written by other threads than read them. Without `bar.sync` the emulator reports the race
+- **Coalescing.** A warp that loads or stores 4 bytes per thread accesses 128 bytes. Global memory moves in sectors of
+  32 bytes: 4 sectors suffice if the threads' addresses are consecutive. `transpose_naive` writes a column: its 32
+  addresses are {size * 4} bytes apart and touch 32 sectors, and the warp uses an eighth of each.
+- **A tile in shared memory.** `transpose_tiled` reads rows of x and writes rows of y. The transposition happens in
+  shared memory: a warp writes a row of the tile and reads a column.
+- **Banks.** Shared memory has 32 banks, and consecutive words of 4 bytes lie in consecutive banks.
+  `transpose_unpadded` has 32 floats in a row: a column of the tile lies in one bank, and a warp needs 32 passes to
+  read it. With 33 floats in a row, the words of a column lie in 32 different banks.
+- **A barrier.** Threads read words of the tile that other threads wrote. Without `bar.sync` the emulator reports a race
   (`using("emulator", races=True)`).
 
-The tile costs instructions: more of them, and a barrier. It pays because global memory, not instructions, is what both
-kernels wait for.
+The tile costs more instructions and a barrier. It pays off because both kernels are bound by global memory, not by
+instructions.
 
 ## Shares of instructions
 
@@ -328,23 +328,23 @@ def quantizer_page() -> str:
     pair = {name: runs[name] for name in list(runs)[:2]}
     return f"""# A quantizer: one thread, one warp, as shipped
 
-MXFP4 cuts a row into blocks of 32 values with one scale byte. Three kernels quantize {x.shape[0]} x {x.shape[1]} float32
-to the same bytes.
+MXFP4 divides a row into blocks of 32 values with one scale byte each. Three kernels quantize
+{x.shape[0]} x {x.shape[1]} float32 to the same bytes.
 
 {_COUNTED}
 {table(["", *(f"`{name}`" for name in runs)], rows)}
-- **One thread to a block** is what one writes first. Each of its loads is 128 bytes away from its neighbour's: a warp
-  touches 32 sectors, of which an eighth is wanted, and values are read twice. Caches hide a part of it, until many
+- **One thread per block** is the obvious first version. Neighbouring threads load from addresses 128 bytes apart: a
+  warp touches 32 sectors and uses an eighth of each. Each value is read twice. Caches hide part of this cost until many
   warps share them.
-- **One warp to a block** reads 128 bytes in a row. Its maximum needs five shuffles, in which every lane takes part for
-  one value; half of the lanes are idle when pairs become bytes, and all but one when the scale is stored.
-- **As shipped**, a lane has eight neighbouring values, which are a sector of 32 bytes, and four lanes share a block:
-  two shuffles find its maximum. A load of 16 bytes takes a half of each sector, and the next one takes the other half
-  while the sector is in the L1 cache; both count above. Eight loads are in flight before the first value is used, and
-  codes leave as words.
+- **One warp per block** reads 128 consecutive bytes. The maximum takes five shuffles of all 32 lanes. Half of the lanes
+  are idle when pairs of codes become bytes, and all but one when the scale is stored.
+- **As shipped**, a lane holds eight neighbouring values, which are one sector of 32 bytes. Four lanes share a block,
+  and two shuffles find its maximum. A load of 16 bytes reads half of each sector; the next load reads the other half
+  while the sector is in the L1 cache. The table counts both. Eight loads are in flight before the first value is used,
+  and codes are stored as words.
 
-The lesson: give a lane as many neighbouring values as one wide load brings, and share a block among as few lanes as
-that leaves.
+The lesson: give each lane as many neighbouring values as one sector holds, and share a block among as few lanes as
+possible.
 
 ## Shares of instructions
 
@@ -353,7 +353,7 @@ that leaves.
 
 {beside(pair)}
 `ptxrt show quantize_mxfp4 --ptx` prints the shipped text, and [one kernel from call to
-SASS](../explanation/one_kernel.md) follows it. The other two are in `docs/lessons/lessons.cu`.
+SASS](../explanation/one_kernel.md) explains it. The other two are in `docs/lessons/lessons.cu`.
 """
 
 
@@ -401,8 +401,8 @@ def unfused_page() -> str:
         )
     return f"""# Attention in one launch
 
-softmax(Q K^T) V as three launches, and as the one that `attention` is. Both ran on the emulator for {heads} heads of
-{queries} queries and keys of {dim} columns in bf16:
+This lesson compares softmax(Q K^T) V in three launches with `attention`, which is one launch. Both ran on the emulator
+for {heads} heads of {queries} queries and keys of {dim} columns in bf16:
 
 {
         table(
@@ -421,13 +421,13 @@ softmax(Q K^T) V as three launches, and as the one that `attention` is. Both ran
             ],
         )
     }
-`softmax_rows` is in `docs/lessons/lessons.cu`; everything else ships. `make docs` writes this page.
+`softmax_rows` is in `docs/lessons/lessons.cu`; the other kernels are part of the package. `make docs` writes this page.
 
 ## Bytes
 
-Three launches write the scores, read them, write the weights, and read those: 12 bytes for each pair of query and key,
-however wide a head is. The fused kernel keeps a tile of scores in registers, so that only Q, K, V and O move. For 32
-heads of 128 columns, by the shapes:
+Three launches write and read float32 scores, then write and read 16-bit weights: 2 x 4 + 2 x 2 = 12 bytes for each pair
+of query and key, whatever the head dimension. The fused kernel keeps a tile of scores in registers, so that only Q, K,
+V and O move through memory. For 32 heads of 128 columns, computed from the shapes:
 
 {
         table(
@@ -445,18 +445,19 @@ heads of 128 columns, by the shapes:
             rows,
         )
     }
-The last three columns are of an RTX 5090, and no such card was measured: bytes at 1792 GB/s, products at 209.5 TFLOPS
-in bf16, and the fused kernel by the [static model](../speed.md), which on the H200 is 14 to 42 % too fast. Three
-launches cannot be faster than their bytes, nor than their products; caches take a part of the bytes while a head's
-scores fit them. (`softmax_rows` reads a row three times, of which two come from caches and are not counted.)
+The last three columns are computed for an RTX 5090, and no such card was measured. They take bytes at 1792 GB/s,
+products at 209.5 TFLOPS in bf16, and the fused kernel from the [static model](../speed.md), which is 14 to 42 % too
+fast on the H200. The times of the bytes and of the products are lower bounds of the three launches; caches absorb part
+of the bytes while the scores of a head fit into them. (`softmax_rows` reads a row three times. Two of the reads hit
+caches and are not counted.)
 
 ## What fusing needs
 
-- **A softmax that goes on.** A row's maximum is known when its last key was seen. The fused kernel keeps a running
-  maximum and scales what it has when that grows ([numerics](../numerics.md)).
-- **Scores where the next product wants them.** The accumulator of Q K^T is, packed to 16 bits, the A operand of P V:
-  the [pages of fragments](../fragments.md) show that their places are the same.
-- **Loads behind products.** With nothing to write, a block only has to have the next keys in shared memory in time
+- **An online softmax.** The maximum of a row is final only after its last key. The fused kernel keeps a running maximum
+  and rescales its sums when the maximum grows ([numerics](../numerics.md)).
+- **Scores in the layout of the next operand.** The accumulator of Q K^T, packed to 16 bits, is the A operand of P V:
+  the [pages of fragments](../fragments.md) show that the two layouts are the same.
+- **Loads that overlap products.** A block copies the next keys to shared memory while it multiplies
   ([the pipeline](../explanation/pipeline.md)).
 - **Fewer roundings.** Weights are rounded once, before P V, and sums stay in float32 until the end.
 """

@@ -162,38 +162,43 @@ def wanted_embeddings() -> np.ndarray:
 
 HEAD = """# Models
 
-What formats cost a language model and a sentence encoder, in words that a user knows. `make models` fetches the
-weights, `make chat` asks the language model; `examples/smollm2.py` and `examples/minilm.py` are the models.
+This page shows how number formats change the output, size and speed of a language model and of a sentence encoder.
+`make models` fetches the weights, and `make chat` asks the language model. `examples/smollm2.py` and
+`examples/minilm.py` contain the models.
 
     python examples/chat.py "What is the capital of France?" --weights nvfp4 --activations bf16
     python examples/encode.py "How do plants make sugar?" --file data/passages.txt
 
 `make model-figures` measures the figures and writes this page; each section names its machine.
 
-Operands of products are in the format named, activations first where the two differ (`bf16 x nvfp4`); where one format
-is named, both have it. The embedding and the logits stay in bf16. Activations in nvfp4 have a single level, weights a
-global scale. The scale rule is that of operands where none is named: `rceil` of mxfp8, `even` of mxfp4, `amax` of
-nvfp4.
+The column *products* names the format of the operands of products. One name stands for both operands; of two names
+(`bf16 x nvfp4`) the first is that of activations. The embedding and the logits stay in bf16. Activations in nvfp4 have
+block scales only, weights also have a global scale. A row without a scale rule uses the default of operands: `rceil`
+for mxfp8, `even` for mxfp4, `amax` for nvfp4.
 """
 
 # What the numbers are, by the kind of machine.
-EMULATOR = "It runs the PTX for sm_120a. Times are those of one core; they are no speed of a card."
-CARD = """Times are of the clock, the host's part included. On cards that are not of sm_120 products of block formats are
-products in 16 bits of expanded values, so that times of formats there say nothing about an RTX card."""
+EMULATOR = "The emulator runs the PTX for sm_120a. Times are its CPU times; they say nothing about the speed of a card."
+CARD = """Times are wall times and include the host's.
+Cards other than sm_120 multiply block formats as expanded 16-bit values, so their times say nothing about an RTX card."""
 
 LANGUAGE_HEAD = """
 ## Language model
 
 Measured on {machine}. {what}
 
-SmolLM2-135M-Instruct, whose weights come in 4 bits already (GGUF, Q4_1): a second rounding to 4 bits is hard on them.
-The text is the first {tokens} tokens of `data/passages.txt`. *Perplexity* is of this text; {exact:.2f} in float64.
-*Same operands* is the perplexity of a forward in NumPy with the same quantized operands; it does not quantize the
-cache. With activations in bf16 or mxfp8 the kernels come within 1 % of it. With activations in 4 bits they need not:
-a last bit of a float32 sum moves some activations to another code, and the layers behind it enlarge that. *KL* is the mean divergence from the float64 forward's distribution in
-nats, *top* the share of positions with its top token. *Bytes* are of the weights of all layers; *cache bytes* are
-those of a token in all layers. *Step* is the time of one token at batch 1, a graph of *launches*; *text* that of the
-whole text in one call.
+The model is SmolLM2-135M-Instruct. Its weights are read from a GGUF file with 4 bits (Q4_1), so formats with 4 bits
+round them a second time, which costs additional accuracy. The text is the first {tokens} tokens of
+`data/passages.txt`.
+
+- *perplexity* is that of this text; in float64 it is {exact:.2f}.
+- *same operands* is the perplexity of a NumPy forward pass with the same quantized operands and an unquantized cache.
+  With activations in bf16 or mxfp8 the kernels come within 1 % of it. With activations in 4 bits they can differ more:
+  the last bit of a float32 sum can move an activation to another code, and later layers amplify the difference.
+- *KL* is the mean divergence from the distribution of the float64 forward pass, in nats; *top* is the share of
+  positions with the same top token.
+- *bytes* is the size of the weights of all layers; *cache bytes* is the size of one token in the caches of all layers.
+- *step* is the time of one token at batch 1, a graph of *launches*; *text* is the time of the whole text in one call.
 
 ![Perplexity by format](models_perplexity.png)
 
@@ -204,11 +209,14 @@ ENCODER_HEAD = """
 
 Measured on {machine}. {what}
 
-all-MiniLM-L6-v2 on {questions} questions and the {passages} passages of `data/passages.txt`. *Cosine* is the least and
-the mean of embeddings with those in float64. *Found* is the share of questions whose nearest passage answers them,
-*kept* the share of the three nearest passages in float64 that are among the three nearest. *Bytes* are of the weights
-of all layers. *Question* is the time of the first question, of ten tokens, a graph of *launches*; *all texts* that of
-all in one call.
+The model is all-MiniLM-L6-v2. It embeds {questions} questions and the {passages} passages of `data/passages.txt`.
+
+- *cosine* is the minimum and the mean of the cosines between embeddings and their float64 embeddings.
+- *found* is the share of questions whose nearest passage answers them; *kept* is the share of the three nearest
+  passages in float64 that are also among the three nearest.
+- *bytes* is the size of the weights of all layers.
+- *question* is the time of the first question, of ten tokens, a graph of *launches*; *all texts* is the time of all
+  texts in one call.
 
 ![Neighbors kept by format](models_neighbors.png)
 

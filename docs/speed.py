@@ -36,10 +36,10 @@ POWER = {"MXFP8": 680, "MXFP4, NVFP4": 1340}
 
 INTRODUCTION = """# Speed, by a model
 
-Nothing on this page was measured on an RTX card: none was at hand. It is what a static model makes of the machine code
-that ptxas wrote, and for the H200 the same model stands beside measured times, so that its errors can be seen.
-Generated from `tests/speed_figures.json` by `make speed RECORD=1`; a test fails where a kernel falls behind it by more
-than 2 %.
+No figure of an RTX card on this page was measured: no such card was available. A static model computes them from the
+machine code that ptxas wrote. For the H200 a section compares the same model with measured times, which shows its
+errors. `make speed RECORD=1` generates this page from `tests/speed_figures.json`. A test fails if a kernel is more than
+2 % slower than this record.
 
     ptxrt speed attention_nvfp4                         # every way of a tile, on an RTX 5090
     ptxrt speed 'attention_nvfp4[dim=128,dim_v=128]' --card "DGX Spark" --launches --doubts
@@ -47,23 +47,25 @@ than 2 %.
 
 ## What is counted
 
-- **Useful work.** Q K^T and P V, 4 flops for each pair of query and key and each element. In block formats P is
-  multiplied with a column of ones as well, for the denominator: it takes its time and does not count (3 % at head
-  dimension 128, 6 % at 64, 1.5 % at 256).
-- **One part of a multiprocessor** with all the warps that registers and shared memory allow, issued in order, with the
-  stall counts and scoreboards that ptxas put into the code, for ten trips through the loop, of which seven count.
-- **16 starts.** The order in which warps start moves a figure by 5 to 8 %: tables give the mean and the range. Between
-  different kernels differences under 10 % are no win; between two versions of one kernel, over the same starts, 2 %
-  counts.
-- **The ways of a tile.** Plain; one in which the maximum of some row grows; one with keys hidden by place, as causal
-  masks do; with `return_lse`; with `smooth_q`. They are found in the code by what their blocks hold.
-- **Whole launches**: from the start of the first block to the end of the last, without what the host takes. Blocks go
-  to the multiprocessors in the order of their numbers; each has its prologue, tiles and epilogue, first tiles raise
-  maxima, later ones do not.
-- **Quantizers, packers, norms**: bytes that are loaded and stored, against the memory's rate.
+- **Useful work.** Q K^T and P V are 4 flops for each pair of query and key and each element. In block formats P is also
+  multiplied with a column of ones, for the denominator. This product takes time but does not count as useful work (3 %
+  at head dimension 128, 6 % at 64, 1.5 % at 256).
+- **One part of a multiprocessor.** The model simulates one of the four parts, with all the warps that registers and
+  shared memory allow. Warps issue in order, with the stall counts and scoreboards that ptxas put into the code, for ten
+  trips through the loop, of which seven count (for three trips, of which two count, with more than four warps).
+- **16 starts.** The order in which warps start changes a figure by 5 to 8 %: tables give the mean and the range. A
+  difference under 10 % between different kernels is not significant. A difference of 2 % between two versions of one
+  kernel, over the same starts, is.
+- **The paths of a tile.** The plain path; the path on which the maximum of some row grows; the path with keys hidden by
+  position, as in causal masks; the path with `return_lse`; the path with `smooth_q`. The model recognizes them by the
+  instructions in their basic blocks.
+- **Whole launches.** They last from the start of the first block to the end of the last, without host time. Blocks
+  start in order as multiprocessors become free. Each block has its prologue, tiles and epilogue; its first tile raises
+  maxima, later tiles do not.
+- **Quantizers, packers, norms.** Loaded and stored bytes per second, at most the bandwidth of memory.
 
-Not modelled: instruction fetch, bank conflicts, waits for bulk copies of tiles, which are always there in time, DRAM,
-and power. Loops inside prologues and epilogues count once.
+Not modelled: instruction fetch, bank conflicts, waits for bulk copies of tiles (the model assumes that they complete in
+time), DRAM, and power. Loops inside prologues and epilogues count once.
 
 ## What is uncertain
 
@@ -137,10 +139,9 @@ def pipe_table(record: dict) -> str:
                 ]
             )
     return (
-        "## What binds\n\n"
-        "Cycles that one warp's trip through the plain loop keeps each pipe, and their share of the tensor core's, "
-        "at head "
-        "dimension 128. ISSUE is one cycle for each instruction.\n\n" + table(["qk+pv", *pipes], rows)
+        "## Pipes\n\n"
+        "Cycles for which one trip of a warp through the plain loop occupies each pipe, and their share of the tensor "
+        "core's, at head dimension 128. ISSUE is one cycle for each instruction.\n\n" + table(["qk+pv", *pipes], rows)
     )
 
 
@@ -170,8 +171,8 @@ def launch_table(record: dict) -> str:
     rows = [[shape, *(f"{figures['launches'][shape]:.0f}" for figures in found.values())] for shape in shapes]
     return (
         "## Whole launches on an RTX 5090\n\n"
-        "Useful TFLOPS at head dimension 128, operands quantized before. b1 h24 s4608 is FLUX's, b1 h40 "
-        "s32760 Wan's.\n\n" + table(["shape", *map(shown, found)], rows)
+        "Useful TFLOPS at head dimension 128, with operands quantized before. b1 h24 s4608 is the shape of FLUX, b1 h40 "
+        "s32760 that of Wan.\n\n" + table(["shape", *map(shown, found)], rows)
     )
 
 
@@ -181,7 +182,7 @@ def doubt_table(record: dict) -> str:
     doubts = list(next(iter(found.values()))["doubts"])
     rows = [["as assumed", *(f"{figures['paths']['plain'][0]:.0f}" for figures in found.values())]]
     rows += [[doubt, *(f"{figures['doubts'][doubt]:.0f}" for figures in found.values())] for doubt in doubts]
-    return "## If a rate is another\n\nThe plain loop at head dimension 128 on an RTX 5090, useful TFLOPS.\n\n" + table(
+    return "## With other rates\n\nUseful TFLOPS of the plain loop at head dimension 128 on an RTX 5090.\n\n" + table(
         ["", *map(shown, found)], rows
     )
 
@@ -208,27 +209,29 @@ def h200_table(record: dict) -> str:
         return ""
     return (
         "## The model beside measured times\n\n"
-        "On an H200 the portable build multiplies in 16 bits. Measured are the whole launches of "
-        "[Benchmarks](benchmarks.md), on operands quantized before, in a run before this page; those of block "
-        "formats are of an earlier version of the kernels.\n\n"
+        "On an H200 the portable build multiplies in 16 bits. The measured times are those of the whole launches of "
+        "[Benchmarks](benchmarks.md), on operands quantized before, from an earlier run. Those of block formats are "
+        "from an earlier version of the kernels.\n\n"
         + table(
             ["kernel", "dim", "shape", "measured TFLOPS", "model", "error", "with the MMA's measured rate", "error"],
             rows,
         )
         + """
-The model is too fast everywhere, by 14 to 42 %. What it leaves out and may explain that, none of it measured apart:
+The model is too fast everywhere, by 14 to 42 %. The following effects are missing in the model and may explain the
+error; none was measured separately:
 
-- The clock. 1.83 GHz is assumed; a card that multiplies without pause lowers it. The rate that `mma_rate_bf16`
-  reaches, 546 TFLOPS, is 7.25 cycles at 1.83 GHz where the table has 6.5: the last two columns have that rate, and 10
-  to 36 % are left.
-- The first tile of each block, and masked ones. Causal launches have more of both, and errors that are 10 points
-  larger: prologues and epilogues count without their loops, and waits for the copies of a tile are taken to be over
-  when its turn comes.
-- Conflicts in shared memory between warps that read fragments and copies that arrive. Bound by shared memory more than
-  by MMAs are the portable builds of block formats, which expand each tile there, between barriers of the whole block.
-- Instruction fetch: loops of the portable build are 500 to 2000 instructions.
+- The clock. The model assumes 1.83 GHz; a card that multiplies without pause lowers its clock. `mma_rate_bf16` reaches
+  546 TFLOPS, which is 7.25 cycles per MMA at 1.83 GHz; the table has 6.5. The last two columns use 7.25 cycles, and an
+  error of 10 to 36 % remains.
+- The first tile of each block, and masked tiles. Causal launches have more of both, and errors that are 10 points
+  larger. Loops in prologues and epilogues count once, and the copies of a tile are assumed to be complete when the
+  block needs it.
+- Conflicts in shared memory between warps that read fragments and copies that arrive. The portable builds of block
+  formats are bound by shared memory more than by MMAs: they expand each tile there, between barriers of the whole
+  block.
+- Instruction fetch. Loops of the portable build have 500 to 2000 instructions.
 
-Ratios are nearer: the model orders the kernels by speed as the measurement does.
+Ratios are more accurate: the model orders the kernels by speed as the measurement does.
 """
     )
 
@@ -250,7 +253,7 @@ def stream_table(record: dict) -> str:
             )
     return (
         "## Quantizers, packers and producers\n\n"
-        "GB/s of their steady path on an RTX 5090, whose memory gives 1792, and the pipe that is busiest.\n\n"
+        "GB/s of the steady path on an RTX 5090, whose memory has 1792 GB/s, and the busiest pipe.\n\n"
         + table(["entry", "warps", "instructions", "busiest", "GB/s", "of memory"], rows)
     )
 
@@ -300,7 +303,7 @@ def rate_tables() -> str:
     sources = rates.__doc__.split("Sources\n")[1].rstrip()
     return (
         "## Rates\n\n"
-        "Cycles that an instruction of a warp keeps its pipe in one of a multiprocessor's four parts "
+        "Cycles for which an instruction of a warp occupies its pipe in one of the four parts of a multiprocessor "
         "(`ptxrt/speed/rates.py`).\n\n"
         + table(["matrix instruction", "targets", "cycles", "source"], rows)
         + "\n"
@@ -316,9 +319,9 @@ def rate_tables() -> str:
 def pictures() -> str:
     lines = [
         "## Rooflines\n\n"
-        "Useful TFLOPS of whole loops over flops per byte of Q, K, V and the output at b1 h32 s4096 d128, each read "
-        "or written once; "
-        "of products at 8192 x 8192 x 8192. Dotted: where published matrix products stop.\n"
+        "Vertical: useful TFLOPS of the plain loop. Horizontal: flops per byte of memory, with each operand and the "
+        "output read or written once; attention at b1 h32 s4096 d128, products at 8192 x 8192 x 8192. Dotted lines: "
+        "the rates at which published matrix products stop.\n"
     ]
     return "\n".join(lines + [f"![Roofline of the {name}]({picture_of(name)})" for name in CONSUMER]) + "\n"
 
