@@ -197,7 +197,7 @@ def launches(unit: str, compute: str) -> dict[str, dict]:
         for launch in found.values()
     )
     if not fine:
-        raise BuildError(f"{path} is damaged: what it says of {compute} is no table of entries; {remedy()}")
+        raise BuildError(f"{path} is damaged: its record of {compute} is not a table of entries; {remedy()}")
     return found
 
 
@@ -212,7 +212,9 @@ def check_fresh(unit: str) -> None:
         return
     for name, digest in sources.items():
         if _digest(CHECKOUT / name) != digest:
-            raise BuildError(f"the module {unit} is older than {name}; run `make` (or `python build.py --only ...`)")
+            raise BuildError(
+                f"the module {unit} was built from another {name}; run `make` (or `python build.py --only ...`)"
+            )
 
 
 def _digest(path: Path) -> str | None:

@@ -186,7 +186,7 @@ def test_a_module_older_than_its_source_says_so(monkeypatch, tmp_path):
     write_record(tmp_path, "stale_unit", sources={"kernels_cu/a.cu": "0123"})
     monkeypatch.setattr(units, "MODULES", tmp_path)
     monkeypatch.setattr(units, "CHECKOUT", tmp_path)
-    with pytest.raises(ptxrt.BuildError, match="stale_unit is older than kernels_cu/a.cu; run `make`"):
+    with pytest.raises(ptxrt.BuildError, match="stale_unit was built from another kernels_cu/a.cu; run `make`"):
         units.check_fresh("stale_unit")
 
 

@@ -53,8 +53,8 @@ def measure(ctx, plot: Path | None, json_output: bool, report: Callable[[], Mapp
 
 
 @bench.command("launch")
-@click.option("--calls", default=200, show_default=True, help="Calls of one side before it is another's turn.")
-@click.option("--rounds", default=60, show_default=True, help="How often each side has its turn.")
+@click.option("--calls", default=200, show_default=True, help="Calls of one implementation in each round.")
+@click.option("--rounds", default=60, show_default=True, help="Number of rounds.")
 @with_plot
 @as_json
 @click.pass_context
@@ -88,10 +88,7 @@ def bench_quantizers(operation: str, help: str) -> None:
         "--l2",
         multiple=True,
         type=click.Choice(["warm", "flushed"]),
-        help=(
-            "What the L2 cache holds before each call: what the call before left there, or nothing of "
-            "it. Both by default."
-        ),
+        help=("State of the L2 cache before each call: warm from the previous call, or flushed. Both by default."),
     )
     @with_repeat
     @with_plot
@@ -188,15 +185,19 @@ def bench_gemm(ctx, pairs, shapes, plot, json_output, **choices):
 
 
 @bench.command("produce")
-@click.option("--function", "functions", multiple=True, help="Such as rmsnorm; may be repeated. All by default.")
-@click.option("--format", "formats", multiple=True, help="What they end in: bf16 or a block format. All by default.")
+@click.option(
+    "--function", "functions", multiple=True, help="A function such as rmsnorm; may be repeated. All by default."
+)
+@click.option(
+    "--format", "formats", multiple=True, help="Format of the results: bf16 or a block format. All by default."
+)
 @click.option(
     *("--shape", "shapes"),
     multiple=True,
     metavar="ROWSxCOLS",
     help="The shape of results, such as 8192x8192; may be repeated.",
 )
-@click.option("--l2", multiple=True, type=click.Choice(["warm", "flushed"]), help="As of `bench quantize`.")
+@click.option("--l2", multiple=True, type=click.Choice(["warm", "flushed"]), help="As in `bench quantize`.")
 @with_repeat
 @with_plot
 @as_json

@@ -14,12 +14,12 @@ from .names import complete_kernels, find_units
 
 @main.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_kernels)
-@click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
-@click.option("--races", is_flag=True, help="Look for races, on the emulator; one case of each size.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
+@click.option("--races", is_flag=True, help="Check for races on the emulator, with one case of each size.")
 @click.option(
     "--strict",
     is_flag=True,
-    help="Look for races, and run each case in both schedules, on the emulator; one of each size.",
+    help="Check for races and run both schedules on the emulator, with one case of each size.",
 )
 @as_json
 @click.pass_context

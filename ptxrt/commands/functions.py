@@ -36,8 +36,8 @@ def _dtype_option(help: str) -> click.Option:
 
 # The help of `run attention` on the keyword arguments of `ptxrt.attention`, by kind of option.
 _ATTENTION_WORDS = {
-    "qk": "Format of q and k in their product; f16 where q, k and v all are float16, else bf16.",
-    "pv": "Format of the weights and v in theirs; that of --qk by default.",
+    "qk": "Format of Q and K in Q K^T; f16 where q, k and v all are float16, else bf16.",
+    "pv": "Format of the weights and V in P V; by default that of --qk.",
     "quantize": "in_kernel: quantize q and k as they are loaded.",
     "smooth_k": "Subtract the mean key: auto, true or false.",
     "layout": "Order of the axes: bhsd or bshd.",
@@ -103,12 +103,18 @@ def attention_command() -> click.Command:
             )
         elif p.name == "window":
             params.append(
-                click.Option([option], type=Window(), help="How far each query sees; a side without a number is open.")
+                click.Option(
+                    [option],
+                    type=Window(),
+                    help="Number of keys that each query sees on either side; an omitted number means no limit.",
+                )
             )
         elif p.name == "out_dtype":
             params.append(
                 click.Option(
-                    [option], type=click.Choice(["bfloat16", "float16", "float32"]), help="That of q by default."
+                    [option],
+                    type=click.Choice(["bfloat16", "float16", "float32"]),
+                    help="Dtype of the output; by default that of q.",
                 )
             )
     params.append(_dtype_option("Convert q, k and v to this format first."))
@@ -174,7 +180,7 @@ def quantize_command() -> click.Command:
         click.Option(["--axis"], type=int, default=-1, show_default=True, help="The axis that is cut into blocks."),
         click.Option(["--scale-rule"], help="How scales are chosen."),
         click.Option(["--scale-layout"], default="linear", show_default=True, help="How scales lie: linear or 128x4."),
-        click.Option(["--global-scale"], type=float, help="Of nvfp4; computed where it is not given."),
+        click.Option(["--global-scale"], type=float, help="Global scale of nvfp4; computed if omitted."),
         click.Option(["--pad"], is_flag=True, help="Pad the axis with zeros to whole blocks."),
         _dtype_option("Convert x to this format first."),
     ]
@@ -237,16 +243,18 @@ def matmul_command() -> click.Command:
         file_option("bias", "The .npy of one number for each row of b.", False),
         file_option("residual", "The .npy of what is added at last.", False),
         click.Option(["--a-format"], help="The format in which a is multiplied; its own 16-bit type by default."),
-        click.Option(["--b-format"], help="The same of b."),
+        click.Option(["--b-format"], help="The format in which b is multiplied; its own 16-bit type by default."),
         click.Option(
             ["--transpose-b/--no-transpose-b"], is_flag=True, default=True, help="Whether b is [N, K], not [K, N]."
         ),
-        click.Option(
-            ["--alpha"], type=float, default=1.0, show_default=True, help="What the product is multiplied by."
-        ),
+        click.Option(["--alpha"], type=float, default=1.0, show_default=True, help="Factor of the product."),
         click.Option(["--activation"], help="relu, gelu, gelu_tanh, silu or swiglu."),
-        click.Option(["--splits"], type=int, help="1 cuts K nowhere."),
-        click.Option(["--out-dtype"], type=dtypes, help="That of a by default, bfloat16 where it is quantized."),
+        click.Option(["--splits"], type=int, help="Number of parts into which K is split; 1 does not split."),
+        click.Option(
+            ["--out-dtype"],
+            type=dtypes,
+            help="Dtype of the result; by default that of a, or bfloat16 if a is quantized.",
+        ),
     ]
     return job_command("matmul", manual_of(_matmul()), params, matmul_job, quantizes=True)
 

@@ -30,7 +30,7 @@ class Commands(click.Group):
 @click.option(
     "--machine",
     type=click.Choice(["native", "portable", "emulator"]),
-    help="Where kernels run; see `devices`. Without it PTXRT_MACHINE decides, else the best that is there.",
+    help="Where kernels run; see `devices`. Default: PTXRT_MACHINE, else the best available machine.",
 )
 @click.option(
     "--arithmetic",
@@ -42,13 +42,13 @@ class Commands(click.Group):
     type=click.Choice(["native", "portable"]),
     help="Which build's PTX the emulator executes: native (the default) or portable.",
 )
-@click.option("--no-checks", is_flag=True, help="Let the emulator skip its tracking of memory that nothing wrote.")
-@click.option("--profile", is_flag=True, help="Say on stderr where the emulator's time went.")
+@click.option("--no-checks", is_flag=True, help="Do not track uninitialized memory on the emulator.")
+@click.option("--profile", is_flag=True, help="Print a profile of the emulator to stderr.")
 @click.option("--bank-conflicts", is_flag=True, help="List on stderr the lines with bank conflicts, on the emulator.")
 @click.option(
     "--coverage",
     is_flag=True,
-    help="List on stderr the entries that ran and their lines that did not, on the emulator.",
+    help="List on stderr the entries that ran on the emulator and the lines of them that did not run.",
 )
 @click.version_option(__version__, prog_name="ptxrt")
 @click.pass_context

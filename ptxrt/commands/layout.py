@@ -33,11 +33,17 @@ class Pair(click.ParamType):
 
 @main.command()
 @click.argument("kind", required=False, shell_complete=complete_kinds)
-@click.option("--operand", type=click.Choice(OPERANDS), help="One operand; without it all that the kind has.")
-@click.option("--selectors", type=Pair(), metavar="BYTE,THREAD", help="Of scales; 0,0 without it.")
-@click.option("--element", type=Pair(), metavar="R,C", help="Say who holds the element of this row and column.")
+@click.option("--operand", type=click.Choice(OPERANDS), help="One operand; all operands by default.")
+@click.option(
+    "--selectors", type=Pair(), metavar="BYTE,THREAD", help="Byte and thread selectors of scales; 0,0 by default."
+)
+@click.option("--element", type=Pair(), metavar="R,C", help="Print the lane and register that hold this element.")
 @click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Write the map of --operand as SVG.")
-@click.option("--png", type=click.Path(path_type=Path, dir_okay=False), help="Write it as a picture, by matplotlib.")
+@click.option(
+    "--png",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the map of --operand as PNG (needs matplotlib).",
+)
 @as_json
 def layout(kind, operand, selectors, element, svg, png, json_output):
     """Show where a kind of mma.sync holds its elements and scales; without KIND list the kinds.

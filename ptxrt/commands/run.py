@@ -53,7 +53,7 @@ def kernel_command(kernel) -> click.Command:
         number = float if a.formats[0].kind == "float" else int
         default = {"required": True} if a.default is None else {"default": a.default, "show_default": True}
         params.append(
-            click.Option([f"--{a.name.replace('_', '-')}", a.name], type=number, help=f"A number of {a}.", **default)
+            click.Option([f"--{a.name.replace('_', '-')}", a.name], type=number, help=f"Value of {a}.", **default)
         )
     for axis in (axis for axis in kernel.axes if axis not in fixed):
         help = "Size of this axis" + (

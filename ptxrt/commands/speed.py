@@ -20,10 +20,10 @@ CARDS = ("RTX 5090", "RTX 5080", "RTX 5070 Ti", "RTX PRO 6000", "DGX Spark", "H2
     type=click.Choice(CARDS, case_sensitive=False),
     default=CARDS[0],
     show_default=True,
-    help="The card whose rates count.",
+    help="The modelled card.",
 )
-@click.option("--launches", is_flag=True, help="Whole launches of usual shapes as well, of attention.")
-@click.option("--doubts", is_flag=True, help="What the plain loop becomes where an uncertain rate is another.")
+@click.option("--launches", is_flag=True, help="Also model whole launches of attention at common shapes.")
+@click.option("--doubts", is_flag=True, help="Also show the plain loop with other values of uncertain rates.")
 @as_json
 def speed(kernel, card, launches, doubts, json_output):
     """Estimate the speed of KERNEL's machine code on a card by a static model; nothing runs.
