@@ -225,7 +225,7 @@ def test_a_record_that_is_none_is_a_build_error(modules, content):
 )
 def test_a_damaged_table_of_entries_is_a_build_error(modules, table):
     write_record(modules, "unit", texts={"compute_120f": table})
-    with pytest.raises(ptxrt.BuildError, match="no table of entries"):
+    with pytest.raises(ptxrt.BuildError, match="is not a table of entries"):
         units.launches("unit", "compute_120f")
     with pytest.raises(ptxrt.BuildError, match="not compiled for compute_90"):
         units.launches("unit", "compute_90")
