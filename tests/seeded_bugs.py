@@ -663,7 +663,7 @@ BUGS = [
         "one_lane_speaks_before_the_others_are_done",
         NVFP4,
         "tile/pipeline.cuh",
-        "__syncwarp();   // all its lanes are",
+        "__syncwarp();   // all its lanes are done with the tile",
         "",
     ),
     Bug(
