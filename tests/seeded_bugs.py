@@ -127,8 +127,8 @@ BUGS = [
         "tiles_filled_by_threads_that_have_values",
         "quantize_mxfp6_e3m2",
         "op/quantize.cuh",
-        "scales.fill((run - runs) * 32",
-        "scales.fill(run * 32",
+        "scales.fill(tile::lane_item((run - runs) * 32",
+        "scales.fill(tile::lane_item(run * 32",
     ),
     Bug(
         "quantizer",

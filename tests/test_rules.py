@@ -149,8 +149,8 @@ def test_only_target_reads_the_architecture():
             assert "__CUDA_ARCH" not in code, f"{path.relative_to(ROOT)} reads __CUDA_ARCH"
 
 
-# These compute with lanes by their nature; `gemm_small` and `quantize` give a lane its share of an array.
-LANES = {"gemm_small", "identity", "probe", "probe_fragments", "probe_ldmatrix", "probe_registers", "quantize"}
+# Kernels about lanes themselves.
+LANES = {"identity", "probe", "probe_fragments", "probe_ldmatrix", "probe_registers"}
 # These still query the target directly.
 TARGETS = {"gemm"}
 

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "../tile/few_rows.cuh"
+#include "../tile/lanes.cuh"
 #include "gemm.cuh"
 
 namespace op {
@@ -69,7 +71,8 @@ struct FewShared {
 template <class Format, class Shared, int tiles>
 struct FewRowsOfA {
     static constexpr int values = 128 / Format::bits, parts = values / 8;   // of a lane in a step; groups of eight
-    static constexpr bool held = tiles <= 2;                                // whether pointers are in registers
+    using Share = tile::StepShare<values>;
+    static constexpr bool held = tiles <= 2;   // whether pointers are in registers
     // Loads in flight: two steps of few tiles, half a step of many, or one step if parts share words.
     static constexpr int slots = held ? 2 * tiles : parts > 1 ? tiles : tiles / 2, pointers = held ? tiles : 1;
     static constexpr int scale_count = scales_of_run<Format, values>,
@@ -85,15 +88,15 @@ struct FewRowsOfA {
 
     // From value `first` on.
     __device__ FewRowsOfA(const Shared &shared, const OperandRows &operand, int first)
-        : codes_of(shared.codes_of_a + ptx::laneid() / 4), scales_of(shared.scales_of_a + ptx::laneid() / 4) {
-        at = (first + ptx::laneid() % 4 * values) * Format::bits / 8;
+        : codes_of(shared.codes_of_a + Share::row()), scales_of(shared.scales_of_a + Share::row()) {
+        at = (first + Share::first()) * Format::bits / 8;
         left = operand.bytes - int(at);
 #pragma unroll
         for (int i = 0; i < pointers; ++i) codes[i] = codes_of[8 * i];
     }
     __device__ FewRowsOfA(const Shared &shared, const BlockRows &operand, int first)
         : FewRowsOfA(shared, static_cast<const OperandRows &>(operand), first) {
-        block = (first + ptx::laneid() % 4 * values) / Format::block, blocks = operand.places.blocks;
+        block = (first + Share::first()) / Format::block, blocks = operand.places.blocks;
         swizzled = operand.places.swizzled;
 #pragma unroll
         for (int i = 0; i < pointers; ++i) scales[i] = scales_of[8 * i];
@@ -125,11 +128,12 @@ struct FewRowsOfA {
 };
 
 // A lane's part of the lines of B of one warp: it copies 16 bytes of every fourth row into the ring, and reads `bytes`
-// of every eighth row in a step. Chunks of a row are swizzled so that neither has bank conflicts: 8 lanes copy a line;
-// 2, 4 or 8 rows of 4 lanes are read at once.
+// of every eighth row in a step.
 template <class Format, int bytes>
 struct FewRowsOfB {
     using Ring = FewRing<Format>;
+    using Lines = tile::SwizzledLines<bytes>;
+    static_assert(Ring::line == Lines::line);
     const uint8_t *source;
     int64_t step;
     const uint8_t *codes;   // of the first stage
@@ -137,17 +141,15 @@ struct FewRowsOfB {
     int from;               // where it reads from in the first stage, in bytes
     int left, there;        // bytes of the run from this lane's next chunk on; of its rows, those that exist
 
-    __device__ static int swizzle(int row) { return row * (bytes / 4) % 8; }
-
     __device__ FewRowsOfB(const Ring &ring, const OperandRows &rows, const GemmOptions &options, const TilePlace &place,
                           int begin, int end) {
-        const int lane = ptx::laneid(), row = lane / 8, chunk = lane % 8, at = Ring::unit_bytes * begin + 16 * chunk;
+        const Lines lines;
+        const int row = lines.row, at = Ring::unit_bytes * begin + 16 * lines.chunk;
         source = rows.data + place.group * rows.batch + (place.first_col + row) * rows.stride + at;
         step = 4 * rows.stride;
         codes = ring.stage[0].codes;
-        target =
-            static_cast<uint32_t>(__cvta_generic_to_shared(codes)) + Ring::line * row + 16 * (chunk ^ swizzle(row));
-        from = Ring::line * (lane / 4) + (bytes * (lane % 4) ^ 16 * swizzle(lane / 4));
+        target = static_cast<uint32_t>(__cvta_generic_to_shared(codes)) + lines.target;
+        from = lines.from;
         left = min(rows.bytes, Ring::unit_bytes * end) - at;
         there = ceil_div(max(options.cols - place.first_col - row, 0), 4);
     }
@@ -156,8 +158,8 @@ struct FewRowsOfB {
     __device__ void copy(uint32_t offset) {
 #pragma unroll
         for (int i = 0; i < few_cols / 4; ++i)
-            ptx::cp_async_cg_16((target ^ 16 * swizzle(4 * (i % 2))) + offset + 4 * Ring::line * i, source + i * step,
-                                left > 0 && i < there);
+            ptx::cp_async_cg_16((target ^ 16 * Lines::swizzle(4 * (i % 2))) + offset + 4 * Ring::line * i,
+                                source + i * step, left > 0 && i < there);
         source += Ring::line, left -= Ring::line;
     }
 
@@ -236,7 +238,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     constexpr int steps_of_unit = Ring::unit / (4 * values), units_at_once = steps_of_unit > 1 ? 1 : Ring::units;
     constexpr int steps = units_at_once * steps_of_unit;
     constexpr int bytes = values * FormatB::bits / 8, words = bytes / 4;
-    const int group = ptx::laneid() / 4, thread = ptx::laneid() % 4, warp = threadIdx.x / 32;
+    const int warp = threadIdx.x / 32;
     Ring &ring = shared.warp[warp].ring;
 
     // The units of this warp's run, and their copies.
@@ -247,7 +249,8 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     auto scales_b = [&] {
         if constexpr (Ring::words > 0) {
             const auto row_b = [&](int row) { return min(place.first_col + row, options.cols - 1); };
-            ScaleCopies<few_cols, Ring::words, 32> copies(ring.stage[0].scales, b, place.group, ptx::laneid(), row_b);
+            ScaleCopies<few_cols, Ring::words, 32> copies(ring.stage[0].scales, b, place.group, tile::lane_item(0),
+                                                          row_b);
             copies.skip(begin / Ring::units);
             if (begin % Ring::units > 0) {   // half a line
                 for (const uint8_t *&source : copies.source) source += copies.step / Ring::units;
@@ -274,8 +277,8 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
 
     // The offset of this lane's first scale of a step among the scales of its columns.
     constexpr int step_blocks = 4 * values / values_of_scale<FormatB>;
-    const int lane_block = thread * values / values_of_scale<FormatB>;
-    const int first_scale = 4 * group + lane_block / 4 * (4 * few_cols) + lane_block % 4;
+    const int lane_block = PartOfA::Share::first() / values_of_scale<FormatB>;
+    const int first_scale = 4 * PartOfA::Share::row() + lane_block / 4 * (4 * few_cols) + lane_block % 4;
 
     tile::Accumulator sums[row_tiles][tiles / 2] = {};
     // All lines of the run.

@@ -5,6 +5,7 @@
 
 #include "../kernel.cuh"
 #include "../tile/format.cuh"
+#include "../tile/lanes.cuh"
 #include "../tile/narrow.cuh"
 #include "../tile/run.cuh"
 #include "../tile/scale.cuh"
@@ -38,7 +39,7 @@ template <int run_values, class Scales>
 __device__ inline void fill_tiles(const Scales &scales, size_t first, size_t count) {
     const size_t run = first / run_values, runs = (count + run_values - 1) / run_values;
     const size_t idle = size_t(gridDim.x) * (quantize_threads / 32) - runs;
-    scales.fill((run - runs) * 32 + ptx::laneid(), idle * 32);
+    scales.fill(tile::lane_item((run - runs) * 32), idle * 32);
 }
 
 // Loads this lane's values of an item; those past `here` are zeros.
@@ -120,7 +121,7 @@ __device__ inline void dequantize_mx(const uint32_t *codes, const uint8_t *scale
                                              });
 }
 
-// The NVFP4 blocks of a lane: those with the numbers laneid, laneid + 32 and so on of the warp's run. The first blocks
+// The NVFP4 blocks of a lane: those with the numbers lane, lane + 32 and so on of the warp's run. The first blocks
 // of threads take the last runs, which the L2 still holds where amax() has just read the array.
 template <class Element, class Scales>
 struct Nvfp4Lane {
@@ -132,8 +133,8 @@ struct Nvfp4Lane {
     int items;   // of the run, that there are
 
     __device__ Nvfp4Lane(const Element *x, uint32_t *codes, const Scales &scales, size_t run, size_t count)
-        : scales(scales.from(run / tile::nvfp4_block + ptx::laneid())) {
-        const size_t first = run + ptx::laneid() * tile::nvfp4_block;
+        : scales(scales.from(tile::lane_item(run / tile::nvfp4_block))) {
+        const size_t first = run + tile::run_value<tile::nvfp4_block>(0);
         this->x = x + first;
         this->codes = codes + first / 8;
         items = first < count ? ceil_div<int>(min(count - first, size_t(run_values)), 32 * tile::nvfp4_block) : 0;

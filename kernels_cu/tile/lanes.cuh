@@ -11,7 +11,10 @@ namespace tile {
 __device__ inline bool is_first_lane() { return ptx::laneid() == 0; }
 
 // The item of this lane, of 32 consecutive ones from `first` on.
-__device__ inline int lane_item(int first) { return first + ptx::laneid(); }
+template <class Index>
+__device__ inline Index lane_item(Index first) {
+    return first + ptx::laneid();
+}
 
 // The element of this lane, of one for each lane.
 template <class Element>
