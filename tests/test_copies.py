@@ -72,7 +72,7 @@ def test_many_axes_and_large_ones(machine):
     np.testing.assert_array_equal(ptxrt.to_device(host).transpose(1, 2, 0).copy().to_numpy(), host.transpose(1, 2, 0))
 
 
-@pytest.mark.parametrize("source, target", itertools.product([np.float32, np.float16, BF16], repeat=2))
+@pytest.mark.parametrize("source, target", list(itertools.product([np.float32, np.float16, BF16], repeat=2)))
 def test_astype_rounds_as_numpy_does(machine, rng, source, target):
     host = (rng.standard_normal((3, 4, 5)) * np.exp2(rng.integers(-20, 20, (3, 4, 5)))).astype(source)
     host[0, 0, :4] = np.nan, np.inf, -0.0, 70000
