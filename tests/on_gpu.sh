@@ -1,6 +1,6 @@
 #!/bin/sh
-# The checks that need an NVIDIA GPU: the test suite, compute-sanitizer, the timings. ptxrt/modules must have been built,
-# here or elsewhere. Usage: sh tests/on_gpu.sh [suite|sanitize|time]..., all of them by default.
+# The checks that need an NVIDIA GPU: the test suite, compute-sanitizer, the timings. ptxrt/modules must have been
+# built, here or elsewhere. Usage: sh tests/on_gpu.sh [suite|sanitize|time]..., all of them by default.
 set -eu
 cd "$(dirname "$0")/.."
 export PYTHONPATH=. PYTHONUNBUFFERED=1
