@@ -269,9 +269,13 @@ class Observer:
 
     def split(self) -> None:
         """Record bytes instead of words from now on; each byte starts with the records of its word."""
-        for name in ("writer", "write_clock", "write_line", "atomic", "read_clock", "write_epoch", "read_epoch"):
-            setattr(self, name, np.repeat(getattr(self, name), self.unit, axis=0))
-        self.unit = 1
+        unit, self.unit = self.unit, 1
+        # Most words are unread, and a page of zeros costs nothing until it is written: only read words are copied.
+        read = np.flatnonzero(self.read_epoch >= 0)
+        words, self.read_clock = self.read_clock, np.zeros((len(self.writer) * unit, self.agents), np.int32)
+        self.read_clock.reshape(-1, unit, self.agents)[read] = words[read, None]
+        for name in ("writer", "write_clock", "write_line", "atomic", "write_epoch", "read_epoch"):
+            setattr(self, name, np.repeat(getattr(self, name), unit))
 
     # -- synchronization ----------------------------------------------------------------------------------------
 
