@@ -23,9 +23,9 @@ struct NormShared {
 struct NormLanes {
     int power, lanes, shares;   // lanes = 2^power; shares of a lane
 
-    __device__ explicit NormLanes(int cols) : power(1) {
-        const int there = ceil_div(cols, produce_share);
-        while (norm_shares << power < there && 1 << power < produce_threads) ++power;
+    __device__ explicit NormLanes(int cols) {
+        const int there = ceil_div(cols, produce_share), enough = ceil_div(there, norm_shares);
+        power = min(max(32 - __clz(enough - 1), 1), 31 - __clz(produce_threads));
         lanes = 1 << power;
         shares = (there + lanes - 1) >> power;
     }
@@ -103,6 +103,15 @@ struct KeptRows {
             ptx::cp_async_ca<16>(target + i * sizeof(chunk[0]), from + i * sizeof(uint4), 16);
     }
 
+    // Zeros for a lane's shares past the end of a row, of `count`: they stay.
+    template <class Kept>
+    __device__ void clear_behind(const NormLanes &place, int count, int cols) {
+        const float zeros[2][8] = {};
+#pragma unroll 1
+        for (int share = 0; share < count; ++share)
+            if (place.column(share) >= cols) put<Kept>(share, zeros);
+    }
+
     template <class Kept>
     __device__ void put(int share, const float (&values)[2][8]) {
         RowShares<Kept, 1> packed;
@@ -122,37 +131,92 @@ struct NormRowsShared {
     KeptRows kept;
 };
 
+// What the output of a row takes from the row: its mean in two parts, of which `rest` is the rounding error, and 1 /
+// sqrt(s + eps).
+struct RowMoments {
+    float mean, rest, factor;
+};
+
+// The moments of a row, whose order depends on `cols` alone. each_share(add) calls add(column, values) for the shares
+// of a lane. Called by the whole block. whole: of a whole row.
+template <bool whole, class EachShare>
+__device__ inline RowMoments row_moments(NormShared &shared, int &turn, const NormLanes &place, int cols, bool centered,
+                                         float eps, EachShare &&each_share) {
+    const float count = cols;
+    RowMoments row = {0.0f, 0.0f};
+    float squares;
+    float2 sum = {};
+    if (centered) {
+        each_share([&](int, const float (&some)[2][8]) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum.x += some[0][i], sum.y += some[1][i];
+        });
+        row.mean = row_sums<false>(shared, turn, place.lanes, {sum.x + sum.y, 0.0f}).x / count;
+        sum = {};
+        each_share([&](int column, const float (&some)[2][8]) {
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+                const float off = whole || column + i < cols ? some[i / 8][i % 8] - row.mean : 0.0f;
+                sum.x += off;
+                sum.y = fmaf(off, off, sum.y);
+            }
+        });
+        sum = row_sums<true>(shared, turn, place.lanes, sum);
+        row.rest = sum.x / count;
+        squares = sum.y / count - row.rest * row.rest;
+    } else {
+        each_share([&](int, const float (&some)[2][8]) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                sum.x = fmaf(some[0][i], some[0][i], sum.x), sum.y = fmaf(some[1][i], some[1][i], sum.y);
+        });
+        squares = row_sums<false>(shared, turn, place.lanes, {sum.x + sum.y, 0.0f}).x / count;
+    }
+    row.factor = 1.0f / sqrtf(squares + eps);
+    return row;
+}
+
+// The output of a share. Options are branches around all values.
+template <bool whole, class Element>
+__device__ inline void norm_share(const RowMoments &row, const NormOptions &options,
+                                  const TypedRows<const char> &weight, const TypedRows<const char> &bias, int column,
+                                  int left, float (&values)[2][8]) {
+    float more[2][8] = {};
+    const auto each = [&values](auto &&change) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) change(values[i / 8][i % 8], i);
+    };
+    if (options.centered) each([&](float &value, int) { value = (value - row.mean - row.rest) * row.factor; });
+    else each([&](float &value, int) { value *= row.factor; });
+    if (options.rounds) round_values<Element>(values);
+    if (weight.type) {
+        weight.load<whole>(column, left, more);
+        each([&](float &value, int i) { value *= more[i / 8][i % 8] + options.offset; });
+    }
+    if (bias.type) {
+        bias.load<whole>(column, left, more);
+        each([&](float &value, int i) { value += more[i / 8][i % 8]; });
+    }
+}
+
 // y[rows, cols] = (v - m) / sqrt(s + eps) (weight + offset) + bias, where v is x or x + residual, m is the mean of v if
-// `centered`, else 0, and s is the mean square of v - m. The order of a row's sums depends on `cols` alone. Called by
-// whole blocks of `produce_threads`. whole: everything is_whole(), and a whole row fits. sums: there may be a residual;
-// true if not whole.
-//
-// A row is kept in shared memory, as loaded or, if it is a sum, as floats. Every pass loads again what does not fit. If
-// two rows fit, the next one is in flight. Options are branches around all values of a share.
-template <class Element, bool whole, bool sums>
-__device__ inline void norm_rows(NormRowsShared &shared, const NormInput<Element> &input, const NormOptions &options,
-                                 const Produced &y) {
-    using Kept = std::conditional_t<sums, float, Element>;
+// `centered`, else 0, and s is the mean square of v - m. Called by whole blocks of `produce_threads`. whole: everything
+// is_whole(), and a whole row fits. A row is kept in shared memory as floats. Every pass loads again what does not fit.
+template <class Element, bool whole>
+__device__ __forceinline__ void norm_sums(NormRowsShared &shared, const NormInput<Element> &input,
+                                          const NormOptions &options, const Produced &y) {
     KeptRows &kept = shared.kept;
     const NormLanes place(y.cols);
     const int cols = y.cols, step = place.lanes * produce_share, column_0 = place.column(0);
-    const int here = whole ? place.shares : min(place.shares, KeptRows::shares<Kept>);   // shares that are kept
-    const bool copies = whole && !sums, ahead = copies && 2 * here <= KeptRows::shares<Kept>;
-    const float count = cols;
+    const int here = whole ? place.shares : min(place.shares, KeptRows::shares<float>);   // shares that are kept
     const int64_t end = y.end(), blocks_rows = int64_t(gridDim.x) * place.rows();
     const TypedRows<const char> weight(options.weight), bias(options.bias);
-    // Most calls are one of two cases and need no other branch: weights of x's type alone, or all options of layernorm.
-    enum { any, scaled, centered } usual = any;
-    if (whole && !sums && !options.rounds && weight.holds<Element>()) {
-        if (!options.centered && bias.type == bias.none) usual = scaled;
-        if (options.centered && bias.holds<Element>()) usual = centered;
-    }
     // Loads a share: x, or x + residual.
     const auto load = [&](int64_t row, int column, float (&values)[2][8]) {
         RowShares<Element, 1> of_x;
         of_x.template load<whole>(input.x + row * input.x_stride, column, 0, cols);
         of_x.unpack(0, values);
-        if (!sums || !input.residual) return;
+        if (!input.residual) return;
         RowShares<Element, 1> of_residual;
         float other[2][8];
         of_residual.template load<whole>(input.residual + row * input.residual_stride, column, 0, cols);
@@ -161,141 +225,155 @@ __device__ inline void norm_rows(NormRowsShared &shared, const NormInput<Element
         for (int i = 0; i < 16; ++i) values[i / 8][i % 8] += other[i / 8][i % 8];
         if (options.rounds) round_values<Element>(values);
     };
-    // Starts copying a row to shared memory, from share `first` on.
-    const auto begin = [&](int64_t row, int first) {
-        const Element *source = input.x + y.present(row) * input.x_stride + column_0;
-#pragma unroll 1
-        for (int i = 0, column = column_0; i < here && column < cols; ++i, column += step, source += step)
-            kept.begin(first + i, reinterpret_cast<const Kept *>(source));
-        ptx::cp_async_commit_group();
-    };
-    // Shares past the end of a row stay zeros, in both rows if two fit.
-#pragma unroll 1
-    for (int share = 0; share < here; ++share) {
-        if (place.column(share) < cols) continue;
-        const float zeros[2][8] = {};
-        kept.put<Kept>(share, zeros);
-        if (ahead) kept.put<Kept>(here + share, zeros);
-    }
-    int turn = 0, kept_first = 0;
-    if (ahead) begin(int64_t(blockIdx.x) * place.rows() + place.row(), kept_first);
+    kept.clear_behind<float>(place, here, cols);
+    int turn = 0;
 #pragma unroll 1
     for (int64_t first = int64_t(blockIdx.x) * place.rows(); first < end; first += blocks_rows) {
         const int64_t row = first + place.row(), source = y.present(row);
-        // This row to shared memory.
-        if (copies) {
-            begin(ahead ? row + blocks_rows : row, ahead ? kept_first ^ here : 0);
-            if (ahead) ptx::cp_async_wait_group<1>();
-            else ptx::cp_async_wait_group<0>();
-        } else {
 #pragma unroll 1
-            for (int i = 0, column = column_0; i < here && column < cols; ++i, column += step) {
-                float values[2][8];
-                load(source, column, values);
-                kept.put<Kept>(i, values);
-            }
+        for (int i = 0, column = column_0; i < here && column < cols; ++i, column += step) {
+            float values[2][8];
+            load(source, column, values);
+            kept.put<float>(i, values);
         }
         const auto get = [&](int share, int column, float (&values)[2][8]) {
-            if (whole || share < here) kept.get<Kept>(kept_first + share, values);
+            if (whole || share < here) kept.get<float>(share, values);
             else load(source, column, values);
         };
-        // The sums of add(column, values) over the shares of the row.
-        const auto each_share = [&](auto &&add) {
+        const RowMoments moments =
+            row_moments<whole>(shared.sums, turn, place, cols, options.centered, options.eps, [&](auto &&add) {
 #pragma unroll 1
-            for (int share = 0, column = column_0; share < place.shares && column < cols; ++share, column += step) {
-                float values[2][8];
-                get(share, column, values);
-                add(column, values);
-            }
-        };
-        // The mean and the mean square.
-        float mean = 0.0f, rest = 0.0f, squares;   // the mean in two parts: `rest` is its rounding error
-        float2 sum = {};
-        if (options.centered) {
-            each_share([&](int, const float (&some)[2][8]) {
-#pragma unroll
-                for (int i = 0; i < 8; ++i) sum.x += some[0][i], sum.y += some[1][i];
-            });
-            mean = row_sums<false>(shared.sums, turn, place.lanes, {sum.x + sum.y, 0.0f}).x / count;
-            sum = {};
-            each_share([&](int column, const float (&some)[2][8]) {
-#pragma unroll
-                for (int i = 0; i < 16; ++i) {
-                    const float off = whole || column + i < cols ? some[i / 8][i % 8] - mean : 0.0f;
-                    sum.x += off;
-                    sum.y = fmaf(off, off, sum.y);
+                for (int share = 0, column = column_0; share < place.shares && column < cols; ++share, column += step) {
+                    float values[2][8];
+                    get(share, column, values);
+                    add(column, values);
                 }
             });
-            sum = row_sums<true>(shared.sums, turn, place.lanes, sum);
-            rest = sum.x / count;
-            squares = sum.y / count - rest * rest;
-        } else {
-            each_share([&](int, const float (&some)[2][8]) {
-#pragma unroll
-                for (int i = 0; i < 8; ++i)
-                    sum.x = fmaf(some[0][i], some[0][i], sum.x), sum.y = fmaf(some[1][i], some[1][i], sum.y);
-            });
-            squares = row_sums<false>(shared.sums, turn, place.lanes, {sum.x + sum.y, 0.0f}).x / count;
-        }
-        // The output, share by share.
-        const float factor = 1.0f / sqrtf(squares + options.eps);
         const auto target = y.row(row);
 #pragma unroll 1
         for (int share = 0, column = column_0; share < place.shares; ++share, column += step) {
-            float some[2][8], more[2][8] = {};
+            float values[2][8];
             const int left = cols - column, at = left > 0 ? column : 0;   // past the end, any share
-            const auto each = [&some](auto &&change) {
-#pragma unroll
-                for (int i = 0; i < 16; ++i) change(some[i / 8][i % 8], i);
-            };
-            const auto centre = [&](float &value, int) { value = (value - mean - rest) * factor; };
-            const auto scale = [&](float &value, int) { value *= factor; };
-            const auto weigh = [&](float &value, int i) { value *= more[i / 8][i % 8] + options.offset; };
-            const auto move = [&](float &value, int i) { value += more[i / 8][i % 8]; };
-            get(share, at, some);
-            if (usual == scaled) {
-                weight.template load_of<true, Element>(at, left, more);
-                each(scale);
-                each(weigh);
-            } else if (usual == centered) {
-                weight.template load_of<true, Element>(at, left, more);
-                each(centre);
-                each(weigh);
-                bias.template load_of<true, Element>(at, left, more);
-                each(move);
-            } else {
-                if (sums && input.total && row < y.rows && left > 0)
-                    store_values<whole>(input.total + row * input.total_stride + column, left, some);
-                if (options.centered) each(centre);
-                else each(scale);
-                if (options.rounds) round_values<Element>(some);
-                if (weight.type) {
-                    weight.load<whole>(at, left, more);
-                    each(weigh);
-                }
-                if (bias.type) {
-                    bias.load<whole>(at, left, more);
-                    each(move);
-                }
-            }
-            y.store<whole>(target, column, some);
+            get(share, at, values);
+            if (input.total && row < y.rows && left > 0)
+                store_values<whole>(input.total + row * input.total_stride + column, left, values);
+            norm_share<whole, Element>(moments, options, weight, bias, at, left, values);
+            y.store<whole>(target, column, values);
         }
         if (row >= y.rows && row < end) y.clear(row, place.lane(), place.lanes);
-        if (ahead) kept_first ^= here;
+    }
+}
+
+// The two cases of options that most calls are: weights of x's type alone, or all that layernorm takes.
+enum class UsualNorm { any, scaled, centered };
+
+template <class Element>
+__device__ inline UsualNorm usual_norm(const NormOptions &options, const TypedRows<const char> &weight,
+                                       const TypedRows<const char> &bias) {
+    if (options.rounds || !weight.template holds<Element>()) return UsualNorm::any;
+    if (options.centered) return bias.template holds<Element>() ? UsualNorm::centered : UsualNorm::any;
+    return bias.type == bias.none ? UsualNorm::scaled : UsualNorm::any;
+}
+
+// The output of a share in these cases, without a branch. The compiler fuses the last product and sum.
+template <class Element, bool centered>
+__device__ inline void norm_usual_share(const RowMoments &row, float offset, const TypedRows<const char> &weight,
+                                        const TypedRows<const char> &bias, int column, float (&values)[2][8]) {
+    float factors[2][8], terms[2][8];
+    weight.template load_of<true, Element>(column, produce_share, factors);
+    if (centered) bias.template load_of<true, Element>(column, produce_share, terms);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        float &value = values[i / 8][i % 8];
+        value = (centered ? value - row.mean - row.rest : value) * row.factor;
+        value *= factors[i / 8][i % 8] + offset;
+        if (centered) value += terms[i / 8][i % 8];
+    }
+}
+
+// Norms of x alone, of whole rows that fit. A row is kept in shared memory as loaded. The output takes a share from
+// there for the last time and starts copying the same share of the next row to its place.
+//
+// usual: which case of options this is; `any` tells it at run time.
+template <class Element, UsualNorm usual, Form form>
+__device__ __forceinline__ void norm_copies(NormRowsShared &shared, const NormInput<Element> &input,
+                                            const NormOptions &options, const Produced &y) {
+    KeptRows &kept = shared.kept;
+    const NormLanes place(y.cols);
+    const int cols = y.cols, step = place.lanes * produce_share, column_0 = place.column(0);
+    const int64_t end = y.end(), blocks_rows = int64_t(gridDim.x) * place.rows();
+    const TypedRows<const char> weight(options.weight), bias(options.bias);
+    const bool centered = usual == UsualNorm::any ? options.centered : usual == UsualNorm::centered;
+    const bool fuses = usual == UsualNorm::any && usual_norm<Element>(options, weight, bias) == UsualNorm::centered;
+    const auto source = [&](int64_t row) { return input.x + y.present(row) * input.x_stride; };
+    kept.clear_behind<Element>(place, place.shares, cols);
+    int64_t first = int64_t(blockIdx.x) * place.rows();
+    {
+        const Element *row = source(first + place.row());
+#pragma unroll 1
+        for (int share = 0, column = column_0; share < place.shares && column < cols; ++share, column += step)
+            kept.begin(share, row + column);
+    }
+    int turn = 0;
+#pragma unroll 1
+    for (; first < end; first += blocks_rows) {
+        const int64_t row = first + place.row();
+        ptx::cp_async_commit_group();
+        ptx::cp_async_wait_group<0>();
+        const RowMoments moments =
+            row_moments<true>(shared.sums, turn, place, cols, centered, options.eps, [&](auto &&add) {
+#pragma unroll 1
+                for (int share = 0, column = column_0; share < place.shares && column < cols; ++share, column += step) {
+                    float values[2][8];
+                    kept.get<Element>(share, values);
+                    add(column, values);
+                }
+            });
+        const auto target = y.row<form>(row);
+        const bool more = first + blocks_rows < end;
+        const Element *next = source(row + blocks_rows);
+#pragma unroll 1
+        for (int share = 0, column = column_0; share < place.shares; ++share, column += step) {
+            float values[2][8];
+            const bool there = column < cols;
+            const int at = there ? column : 0;   // past the end, any share
+            kept.get<Element>(share, values);
+            if constexpr (usual != UsualNorm::any)
+                norm_usual_share<Element, usual == UsualNorm::centered>(moments, options.offset, weight, bias, at,
+                                                                        values);
+            else if (fuses) norm_usual_share<Element, true>(moments, options.offset, weight, bias, at, values);
+            else norm_share<true, Element>(moments, options, weight, bias, at, produce_share, values);
+            if (more && there) kept.begin(share, next + column);
+            y.store<true, form>(target, column, values);
+        }
+        if (row >= y.rows && row < end) y.clear<form>(row, place.lane(), place.lanes);
     }
 }
 
 template <class Element>
-__device__ inline void norm_rows(NormRowsShared &shared, const NormInput<Element> &input, const NormOptions &options,
-                                 const Produced &y) {
+__device__ __forceinline__ void norm_rows(NormRowsShared &shared, const NormInput<Element> &input,
+                                          const NormOptions &options, const Produced &y) {
     const bool whole = input.is_whole(y.cols) && y.is_whole() && is_chunk(options.weight.bf16) &&
                        is_chunk(options.weight.f16) && is_chunk(options.weight.f32) && is_chunk(options.bias.bf16) &&
                        is_chunk(options.bias.f16) && is_chunk(options.bias.f32);
     const bool sums = input.residual || input.total;
-    const int kept = sums ? KeptRows::shares<float> : KeptRows::shares<Element>;
-    if (!whole || NormLanes(y.cols).shares > kept) norm_rows<Element, false, true>(shared, input, options, y);
-    else if (sums) norm_rows<Element, true, true>(shared, input, options, y);
-    else norm_rows<Element, true, false>(shared, input, options, y);
+    const int shares = NormLanes(y.cols).shares;
+    if (!whole || shares > (sums ? KeptRows::shares<float> : KeptRows::shares<Element>)) {
+        norm_sums<Element, false>(shared, input, options, y);
+    } else if (sums) {
+        norm_sums<Element, true>(shared, input, options, y);
+    } else {
+        const TypedRows<const char> weight(options.weight), bias(options.bias);
+        const UsualNorm found = usual_norm<Element>(options, weight, bias);
+        const auto copies = [&](auto usual) {
+            return found == usual && with_usual_form<Element>(y, [&](auto form) {
+                       norm_copies<Element, usual, form>(shared, input, options, y);
+                   });
+        };
+        if (copies(std::integral_constant<UsualNorm, UsualNorm::scaled>{})) return;
+        if (copies(std::integral_constant<UsualNorm, UsualNorm::centered>{})) return;
+        norm_copies<Element, UsualNorm::any, Form::any>(shared, input, options, y);
+    }
 }
 
 }   // namespace op

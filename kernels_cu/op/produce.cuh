@@ -174,7 +174,6 @@ struct TypedRows {
         }
     }
 
-private:
     template <bool whole, class Element>
     __device__ void store_of(Byte *row, int column, int here, bool stored, const float (&values)[2][8]) const {
         Element *target = reinterpret_cast<Element *>(row) + column;
@@ -200,6 +199,14 @@ __device__ inline void round_values(float (&values)[2][8]) {
     share.unpack(0, values);
 }
 
+// What a kernel writes: `any`, as it was called, or that one alone. Of nvfp4 it is the rule of the largest value.
+enum class Form { any, bf16, f16, f32, mxfp8, mxfp4, nvfp4 };
+
+template <class Element>
+constexpr Form form_of = tile::is_bf16<Element> ? Form::bf16
+                         : sizeof(Element) == 2 ? Form::f16
+                                                : Form::f32;
+
 // The output rows of a kernel.
 struct Produced {
     TypedRows<char> out;       // [rows, cols], or
@@ -220,6 +227,9 @@ struct Produced {
     // A row to read for this row: the last one if it is padding.
     __device__ int64_t present(int64_t row) const { return row < rows ? row : rows - 1; }
 
+    // Whether a form is a block format; `any` may be.
+    static constexpr bool quantizes(Form form) { return form >= Form::mxfp8 || form == Form::any; }
+
     // The addresses of a row, computed once per lane.
     struct Row {
         int64_t number;
@@ -227,37 +237,59 @@ struct Produced {
         char *out;                 // or
         uint8_t *codes, *scales;   // of its first block
     };
+    template <Form form = Form::any>
     __device__ Row row(int64_t number) const {
-        const bool quantized = quantizes();
-        return {number, number < rows, quantized ? nullptr : out.first + number * out.stride,
-                quantized ? this->quantized.codes + number * this->quantized.code_bytes : nullptr,
-                quantized ? this->quantized.scales + this->quantized.places.at(number, 0) : nullptr};
+        Row row = {number, number < rows, nullptr, nullptr, nullptr};
+        if (quantizes(form) && (form != Form::any || quantizes())) {
+            row.codes = quantized.codes + number * quantized.code_bytes;
+            row.scales = quantized.scales + quantized.places.at(number, 0);
+        } else {
+            row.out = out.first + number * out.stride;
+        }
+        return row;
+    }
+
+    // The form of these rows; `any` if a rule needs it.
+    __device__ Form form() const {
+        switch (quantized.format) {
+            case EndingFormat::mxfp8:
+                return Form::mxfp8;
+            case EndingFormat::mxfp4:
+                return Form::mxfp4;
+            case EndingFormat::nvfp4:
+                return quantized.rule ? Form::any : Form::nvfp4;
+            default:
+                return out.type == out.bf16 ? Form::bf16 : out.type == out.f16 ? Form::f16 : Form::f32;
+        }
     }
 
     // Stores a lane's share, unless the row is missing. Called by the whole warp.
-    template <bool whole>
+    template <bool whole, Form form = Form::any>
     __device__ void store(const Row &row, int column, float (&values)[2][8]) const {
         const bool stored = row.present && column < cols;
-        if (!quantizes()) {
+        if constexpr (form == Form::bf16) {
+            out.store_of<whole, __nv_bfloat16>(row.out, column, cols - column, stored, values);
+        } else if constexpr (form == Form::f16) {
+            out.store_of<whole, __half>(row.out, column, cols - column, stored, values);
+        } else if constexpr (form == Form::f32) {
+            out.store_of<whole, float>(row.out, column, cols - column, stored, values);
+        } else if constexpr (form == Form::mxfp8) {
+            store_mx<tile::E4m3>(row, column, stored, values);
+        } else if constexpr (form == Form::mxfp4) {
+            store_mx<tile::E2m1>(row, column, stored, values);
+        } else if constexpr (form == Form::nvfp4) {
+            store_nvfp4<false>(row, column, stored, values);
+        } else if (!quantizes()) {
             out.store<whole>(row.out, column, cols - column, stored, values);
         } else if constexpr (whole) {
-            const int rule = quantized.rule;
             if (quantized.format == EndingFormat::nvfp4) {
-                const tile::Nvfp4Global global(quantized.global_scale);
-                tile::LaneCodes<4, 2> codes;
-                uint32_t scale;
-                tile::with_nvfp4_rule(rule, [&](auto better_of_two) {
-                    scale = encode_nvfp4_share<better_of_two>(values, global, codes);
+                tile::with_nvfp4_rule(quantized.rule, [&](auto better_of_two) {
+                    store_nvfp4<better_of_two>(row, column, stored, values);
                 });
-                if (stored) put<tile::nvfp4_block>(row, column, codes, scale);
             } else if (quantized.format == EndingFormat::mxfp4) {
-                tile::LaneCodes<4, 2> codes;
-                const uint32_t scale = encode_share<tile::E2m1>(values, tile::ScaleRule(rule), codes);
-                if (stored) put<tile::mx_block>(row, column, codes, scale);
+                store_mx<tile::E2m1>(row, column, stored, values);
             } else {
-                tile::LaneCodes<8, 2> codes;
-                const uint32_t scale = encode_share<tile::E4m3>(values, tile::ScaleRule(rule), codes);
-                if (stored) put<tile::mx_block>(row, column, codes, scale);
+                store_mx<tile::E4m3>(row, column, stored, values);
             }
         } else {
             quantized.store(row.number, column, cols, row.present, values);
@@ -265,13 +297,31 @@ struct Produced {
     }
 
     // Clears the scales of a row of padding, with `lanes` lanes.
+    template <Form form = Form::any>
     __device__ void clear(int64_t row, int lane, int lanes) const {
+        if (!quantizes(form)) return;
         const tile::ScalePlaces &places = quantized.places;
-        for (int64_t block = 4 * lane; block < places.padded_blocks(); block += 4 * lanes)
-            *reinterpret_cast<uint32_t *>(quantized.scales + places.at(row, block)) = 0;
+        uint8_t *first = quantized.scales + places.at(row, 0);
+#pragma unroll 1
+        for (uint32_t block = 4 * lane; block < places.padded_blocks(); block += 4 * lanes)
+            *reinterpret_cast<uint32_t *>(first + of_row(block)) = 0;
     }
 
 private:
+    template <class Format>
+    __device__ void store_mx(const Row &row, int column, bool stored, const float (&values)[2][8]) const {
+        tile::LaneCodes<Format::bits, 2> codes;
+        const uint32_t scale = encode_share<Format>(values, tile::ScaleRule(quantized.rule), codes);
+        if (stored) put<tile::mx_block>(row, column, codes, scale);
+    }
+    template <bool better_of_two>
+    __device__ void store_nvfp4(const Row &row, int column, bool stored, const float (&values)[2][8]) const {
+        tile::LaneCodes<4, 2> codes;
+        const uint32_t scale =
+            encode_nvfp4_share<better_of_two>(values, tile::Nvfp4Global(quantized.global_scale), codes);
+        if (stored) put<tile::nvfp4_block>(row, column, codes, scale);
+    }
+
     // The offset of a block's scale from the first one of its row.
     __device__ uint32_t of_row(uint32_t block) const {
         constexpr uint32_t tile_blocks = tile::scale_tile_blocks, tile_bytes = tile::scale_tile_bytes;
@@ -292,6 +342,22 @@ private:
         for (uint32_t behind = at + 1; behind < places.padded_blocks(); ++behind) row.scales[of_row(behind)] = 0;
     }
 };
+
+// Calls body(form) with the form as a compile-time constant and returns true if it is usual: quantized, or in the type
+// of the input, of 16 bits.
+template <class Element, class Body>
+__device__ __forceinline__ bool with_usual_form(const Produced &y, Body &&body) {
+    if constexpr (sizeof(Element) == 2) {
+        const Form form = y.form();
+        if (form == form_of<Element>) body(std::integral_constant<Form, form_of<Element>>{});
+        else if (form == Form::mxfp8) body(std::integral_constant<Form, Form::mxfp8>{});
+        else if (form == Form::mxfp4) body(std::integral_constant<Form, Form::mxfp4>{});
+        else if (form == Form::nvfp4) body(std::integral_constant<Form, Form::nvfp4>{});
+        else return false;
+        return true;
+    }
+    return false;
+}
 
 // Parameters of entries with such outputs: the outputs, which are one of out_*[rows, cols], or codes[rows, code_bytes]
 // and scales[scale_bytes], the others null; scalars; strides.
