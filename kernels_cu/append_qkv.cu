@@ -38,20 +38,18 @@
             shared<op::NormShared>(),                                                                                  \
             {{q, q_token, q_head}, {k, k_token, k_head}, {v, v_token, v_head}, tokens, heads, heads_kv, dim, dim_v},   \
             {q_weight, k_weight, eps}, {table, length, width, first, pairs != 0, false}, positions, {out, quantized},  \
-            slots, claims, count, op::CacheFormat(holds),                                                              \
+            slots, claims, count, page, op::CacheFormat(holds),                                                        \
             {{bytes(k_codes),                                                                                          \
               bytes(k_scales),                                                                                         \
               {k_codes_page, k_codes_head, k_codes_token},                                                             \
-              {k_scales_page, k_scales_head, k_scales_token},                                                          \
-              page},                                                                                                   \
+              {k_scales_page, k_scales_head, k_scales_token}},                                                         \
              k_mean,                                                                                                   \
              k_global,                                                                                                 \
              k_rule},                                                                                                  \
             {{bytes(v_codes),                                                                                          \
               bytes(v_scales),                                                                                         \
               {v_codes_page, v_codes_head, v_codes_token},                                                             \
-              {v_scales_page, v_scales_head, v_scales_token},                                                          \
-              page},                                                                                                   \
+              {v_scales_page, v_scales_head, v_scales_token}},                                                         \
              nullptr,                                                                                                  \
              v_global,                                                                                                 \
              v_rule});                                                                                                 \

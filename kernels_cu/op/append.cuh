@@ -1,23 +1,25 @@
 // Writes rows of tokens to their slots in the pages of a cache, in its format.
 //
 // A slot is page * page size + row. If several tokens have one slot, the first is written. Every token claims its slot
-// with its number by an atomic minimum, and the thread that finds the number of its token in the claim writes the
-// token. A call removes all of its claims, so their memory is initialized only once, with the cache.
+// with its number by an atomic minimum, and the warp that finds the number of its token in the claim writes the token.
+// A call removes all of its claims, so their memory is initialized only once, with the cache.
 #pragma once
 
 #include <cstdint>
 
 #include "../kernel.cuh"
-#include "../ptx/barrier.cuh"
+#include "../ptx/warp.cuh"
 #include "../tile/rows.cuh"
 #include "ending.cuh"
 #include "paged.cuh"
+#include "rope.cuh"
 
 namespace op {
 
 constexpr int append_threads = 128, claim_threads = 128;
-constexpr int append_tokens = 4;        // of a block: enough bytes in flight for each thread to saturate memory
-constexpr int unclaimed = 0x7f7fffff;   // above every token; the bits of the largest float
+constexpr int append_tokens = append_threads / 32;   // of a block: one of each warp
+constexpr int append_ahead_bytes = 64;               // that a lane loads before it uses the first value
+constexpr int unclaimed = 0x7f7fffff;                // above every token; the bits of the largest float
 
 __device__ inline bool is_slot(long long slot, long long slots) { return slot >= 0 && slot < slots; }
 
@@ -27,13 +29,12 @@ __device__ inline void claim_slots(const long long *slots, int *claims, int toke
     if (token < tokens && is_slot(slots[token], count)) atomicMin(claims + slots[token], token);
 }
 
-// What is appended: x [tokens, heads, dim] in one of three types, strides in elements.
+// What is appended: x[tokens, heads, dim] in one of three types; the others are null.
 struct NewRows {
-    const __nv_bfloat16 *bf16;
-    const __half *f16;
-    const float *f32;
-    long long token_stride, head_stride;
-    int heads, dim;
+    HeadRows<const __nv_bfloat16> bf16;
+    HeadRows<const __half> f16;
+    HeadRows<const float> f32;
+    int dim;
     const float *mean;           // [heads, dim]: subtracted from each row, or null
     const float *global_scale;   // [heads]: divisors of rows, or null
 };
@@ -42,7 +43,6 @@ struct NewRows {
 struct CacheRows {
     char *codes, *scales;
     PageStrides code_strides, scale_strides;
-    int page;
 };
 
 // Divides values by the global scale. Most caches have none, which saves divisions of ten instructions each.
@@ -59,10 +59,17 @@ __device__ inline void divide(float (&values)[groups][8], float global_scale) {
 template <class Element>
 struct PlainRow {
     static constexpr int groups = 1;
+    // whole: rows are multiples of eight values. They begin at multiples of 16 bytes.
+    template <bool whole>
     __device__ static void store(float (&values)[1][8], int rule, float global_scale, bool present, char *codes, char *,
                                  int column, int columns) {
         divide(values, global_scale);
-        if (present) store_share(reinterpret_cast<Element *>(codes) + column, columns - column, values);
+        Element *target = reinterpret_cast<Element *>(codes) + column;
+        if constexpr (whole) {
+            if (present) tile::store(target, tile::pack(values[0], Element{}));
+        } else if (present) {
+            store_share(target, columns - column, values);
+        }
     }
 };
 
@@ -78,6 +85,7 @@ __device__ inline void store_quantized(const tile::LaneCodes<bits, groups> &shar
 template <class Format>
 struct MxRow {
     static constexpr int groups = 2;
+    template <bool>
     __device__ static void store(float (&values)[2][8], int rule, float global_scale, bool present, char *codes,
                                  char *scales, int column, int) {
         divide(values, global_scale);
@@ -89,6 +97,7 @@ struct MxRow {
 
 struct Nvfp4Row {
     static constexpr int groups = 2;
+    template <bool>
     __device__ static void store(float (&values)[2][8], int rule, float global_scale, bool present, char *codes,
                                  char *scales, int column, int) {
         const tile::Nvfp4Global global(global_scale);
@@ -100,97 +109,121 @@ struct Nvfp4Row {
     }
 };
 
-// Where the rows of a block's tokens begin in the cache, in bytes from head 0 of row 0 of page 0; -1 if a token is not
-// written.
-struct AppendShared {
-    long long codes[append_tokens], scales[append_tokens];
+// Keys or values: what is appended to them, and with which scale rule. None, if `cache.codes` is null.
+struct AppendSide {
+    NewRows rows;
+    CacheRows cache;
+    int rule;
 };
 
-// One thread looks up each token. release: it removes the token's claim, which no other thread reads.
-__device__ inline void find_tokens(AppendShared &shared, const long long *slots, int *claims, const CacheRows &cache,
-                                   int tokens, long long count, bool release) {
-    const int token = blockIdx.x * append_tokens + threadIdx.x;
-    if (threadIdx.x < append_tokens) {
-        const long long slot = token < tokens ? slots[token] : -1;
-        shared.codes[threadIdx.x] = -1, shared.scales[threadIdx.x] = 0;
-        if (is_slot(slot, count) && claims[slot] == token) {
-            if (release) claims[slot] = unclaimed;
-            const long long page = slot / cache.page, row = slot - page * cache.page;
-            shared.codes[threadIdx.x] = page * cache.code_strides.page + row * cache.code_strides.token;
-            shared.scales[threadIdx.x] = page * cache.scale_strides.page + row * cache.scale_strides.token;
-        }
-    }
-    ptx::bar_sync();   // all threads see the tokens
-}
+// The token of a warp, and the page and row of its slot.
+struct AppendToken {
+    unsigned token, claim;   // the claim of the slot, in lane 0
+    unsigned page, row;
 
-// Appends rows of one type. A thread has the same share of the rows of every token of the block, and issues several
-// loads before it uses the first value. If a token needs half the threads or fewer, the block writes several tokens at
-// once.
-template <class Row, class Element>
-__device__ inline void append_rows(const AppendShared &shared, const Element *x, const NewRows &rows,
-                                   const CacheRows &cache, int rule) {
+    // Whether the token is the first of its slot. Called by the whole warp. Until it is called, the claim is in flight.
+    __device__ bool is_first() const { return ptx::vote_sync_any(claim == token); }
+};
+
+// Appends the rows of a warp's token. A row has a power of two of lanes, so that a lane has the same columns in all
+// heads. A lane issues several loads before it uses the first value. plain: rows of x are multiples of a share, at
+// multiples of 16 bytes, and have neither mean nor global scales.
+template <class Row, class Element, bool plain>
+__device__ __forceinline__ void append_rows(const AppendToken &at, const HeadRows<const Element> &x, bool whole,
+                                            const AppendSide &side, int heads) {
     constexpr int share = 8 * Row::groups,
-                  ahead = share * sizeof(Element) <= 32 ? 4 : 2;   // tokens whose loads are issued at once
-    const int shares = ceil_div(rows.dim, share), items = rows.heads * shares, at_once = max(append_threads / items, 1);
-    const bool whole = rows.dim % share == 0 && (reinterpret_cast<uintptr_t>(x) | rows.token_stride * sizeof(Element) |
-                                                 rows.head_stride * sizeof(Element)) %
-                                                        16 ==
-                                                    0;
+                  ahead = plain ? at_least_one(append_ahead_bytes / int(share * sizeof(Element))) : 1;
+    constexpr int unrolled = Row::groups == 1 ? ahead : 1;   // code of block formats is long
+    const NewRows &rows = side.rows;
+    const CacheRows &cache = side.cache;
+    const int power = min(32 - __clz(ceil_div(rows.dim, share) - 1), 5), log_at_once = 5 - power;
+    const unsigned lane = threadIdx.x % 32, first = lane >> power;
+    const long long step = x.head_stride << log_at_once, code_step = cache.code_strides.head << log_at_once,
+                    scale_step = cache.scale_strides.head << log_at_once;
+    const auto target = [&](char *base, const PageStrides &strides) {
+        return base + at.page * strides.page + at.row * strides.token + first * strides.head;
+    };
 #pragma unroll 1
-    for (int begin = 0; begin < items; begin += append_threads) {
-        // This thread's item: a share of the rows of one head.
-        const int at = begin + threadIdx.x, first = at_once > 1 ? at / items : 0,
-                  item = min(at - first * items, items - 1);
-        const bool has_item = at < (first + 1) * items && first < at_once;
-        const int head = item / shares, column = item % shares * share, columns = rows.dim - column;
-        const Element *source = x + static_cast<long long>(blockIdx.x) * append_tokens * rows.token_stride +
-                                head * rows.head_stride + column;
-        const float global_scale = rows.global_scale ? rows.global_scale[head] : 1.0f;
+    for (int begin = 0; begin < rows.dim; begin += share << power) {
+        const int column = begin + (lane - (first << power)) * share, columns = rows.dim - column;
+        const Element *source = x.first + at.token * x.token_stride + first * x.head_stride + column;
+        char *codes = target(cache.codes, cache.code_strides), *scales = target(cache.scales, cache.scale_strides);
+        const int end = columns > 0 ? heads : 0;   // of this lane
+        int head = first;
 #pragma unroll 1
-        for (int base = first; base - first < append_tokens; base += ahead * at_once) {
-            // Loads of `ahead` tokens.
+        for (int base = 0; base < heads; base += ahead << log_at_once) {
+            // Loads of the rows of several heads.
             tile::Eight<Element> raw[ahead][Row::groups];
-            bool present[ahead];
 #pragma unroll
-            for (int step = 0; step < ahead; ++step) {
-                const int token = base + step * at_once;
-                present[step] = has_item && token < append_tokens && shared.codes[token] >= 0;
-                const Element *row = source + token * rows.token_stride;
+            for (int i = 0; i < ahead; ++i, source += step) {
 #pragma unroll
-                for (int i = 0; i < Row::groups; ++i) {
-                    if (present[step] && whole) raw[step][i].load(row + 8 * i);
-                    else raw[step][i].load(row + 8 * i, present[step] ? columns - 8 * i : 0);
+                for (int j = 0; j < Row::groups; ++j) {
+                    if (head + (i << log_at_once) >= end) raw[i][j].clear();
+                    else if (plain || whole) raw[i][j].load(source + 8 * j);
+                    else raw[i][j].load(source + 8 * j, columns - 8 * j);
                 }
             }
+            if (!at.is_first()) return;
             // Their codes and scales.
-#pragma unroll
-            for (int step = 0; step < ahead; ++step) {
-                if (base - first + step * at_once >= append_tokens) break;
+            const int steps = unrolled == ahead ? ahead : (heads - base + (1 << log_at_once) - 1) >> log_at_once;
+#pragma unroll unrolled
+            for (int i = 0; i < ahead; ++i, head += 1 << log_at_once, codes += code_step, scales += scale_step) {
+                if (i >= steps) break;
+                const bool present = head < end;
                 float values[Row::groups][8];
 #pragma unroll
-                for (int i = 0; i < Row::groups; ++i) raw[step][i].unpack(values[i]);
-                if (rows.mean) {
+                for (int j = 0; j < Row::groups; ++j) raw[0][j].unpack(values[j]);
+                float global_scale = 1.0f;
+                if (!plain && present) {
+                    if (rows.mean) {
 #pragma unroll
-                    for (int i = 0; i < share; ++i)
-                        if (i < columns) values[i / 8][i % 8] -= rows.mean[head * rows.dim + column + i];
+                        for (int j = 0; j < share; ++j)
+                            if (j < columns) values[j / 8][j % 8] -= rows.mean[head * rows.dim + column + j];
+                    }
+                    if (rows.global_scale) global_scale = rows.global_scale[head];
                 }
-                const int token = min(base + step * at_once, append_tokens - 1);
-                Row::store(values, rule, global_scale, present[step],
-                           cache.codes + shared.codes[token] + head * cache.code_strides.head,
-                           cache.scales + shared.scales[token] + head * cache.scale_strides.head, column, rows.dim);
+                Row::template store<plain>(values, side.rule, global_scale, present, codes, scales, column, rows.dim);
+#pragma unroll
+                for (int j = 0; j < (ahead - 1) * Row::groups; ++j)
+                    raw[j / Row::groups][j % Row::groups] = raw[j / Row::groups + 1][j % Row::groups];
             }
         }
     }
 }
 
-// A block appends append_tokens of `tokens` tokens; the cache has `count` slots.
+template <class Row, class Element>
+__device__ __forceinline__ void append_rows(const AppendToken &at, const HeadRows<const Element> &x,
+                                            const AppendSide &side, int heads) {
+    const auto strides = (x.token_stride | x.head_stride) * sizeof(Element);
+    const bool whole = side.rows.dim % (8 * Row::groups) == 0 && strides % 16 == 0 && is_chunk(x.first);
+    if (whole && !side.rows.mean && !side.rows.global_scale) append_rows<Row, Element, true>(at, x, true, side, heads);
+    else append_rows<Row, Element, false>(at, x, whole, side, heads);
+}
+
 template <class Row>
-__device__ inline void append(AppendShared &shared, const NewRows &x, const long long *slots, int *claims,
-                              const CacheRows &cache, int tokens, long long count, int rule, bool release) {
-    find_tokens(shared, slots, claims, cache, tokens, count, release);
-    if (x.bf16) append_rows<Row>(shared, x.bf16, x, cache, rule);
-    else if (x.f16) append_rows<Row>(shared, x.f16, x, cache, rule);
-    else append_rows<Row>(shared, x.f32, x, cache, rule);
+__device__ __forceinline__ void append_rows(const AppendToken &at, const AppendSide &side, int heads) {
+    const NewRows &x = side.rows;
+    if (!side.cache.codes) return;
+    if (x.bf16.first) append_rows<Row>(at, x.bf16, side, heads);
+    else if (x.f16.first) append_rows<Row>(at, x.f16, side, heads);
+    else append_rows<Row>(at, x.f32, side, heads);
+}
+
+// A warp appends the keys and values of one of `tokens` tokens; the cache has `count` slots. claims is null if every
+// slot has one token. release: the warp removes its token's claim, which no other warp reads.
+template <class Row>
+__device__ __forceinline__ void append(const AppendSide &k, const AppendSide &v, const long long *slots, int *claims,
+                                       int heads, int page, int tokens, long long count, bool release) {
+    const int token = blockIdx.x * append_tokens + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (token >= tokens) return;
+    const long long slot = slots[token];
+    if (!is_slot(slot, count)) return;
+    const unsigned claim = !claims ? token : lane == 0 ? claims[slot] : unclaimed;
+    const unsigned in_page = slot / page;
+    const AppendToken at = {unsigned(token), claim, in_page, unsigned(slot) - in_page * page};
+    append_rows<Row>(at, k, heads);
+    append_rows<Row>(at, v, heads);
+    if (release && claims && claim == at.token && lane == 0) claims[slot] = unclaimed;
 }
 
 }   // namespace op

@@ -40,17 +40,17 @@ struct CacheTarget {
                 float eight[1][8];
 #pragma unroll
                 for (int j = 0; j < 8; ++j) eight[0][j] = values[i][j];
-                PlainRow<decltype(element)>::store(eight, 0, scale, stored && column + 8 * i < cols, codes, nullptr,
-                                                   column + 8 * i, cols);
+                PlainRow<decltype(element)>::template store<false>(eight, 0, scale, stored && column + 8 * i < cols,
+                                                                   codes, nullptr, column + 8 * i, cols);
             }
         };
         if (format == CacheFormat::bf16) plain(__nv_bfloat16{});
         else if (format == CacheFormat::f16) plain(__half{});
         else if (format == CacheFormat::mxfp8)
-            MxRow<tile::E4m3>::store(values, rule, scale, stored, codes, scales, column, cols);
+            MxRow<tile::E4m3>::store<false>(values, rule, scale, stored, codes, scales, column, cols);
         else if (format == CacheFormat::mxfp4)
-            MxRow<tile::E2m1>::store(values, rule, scale, stored, codes, scales, column, cols);
-        else Nvfp4Row::store(values, rule, scale, stored, codes, scales, column, cols);
+            MxRow<tile::E2m1>::store<false>(values, rule, scale, stored, codes, scales, column, cols);
+        else Nvfp4Row::store<false>(values, rule, scale, stored, codes, scales, column, cols);
     }
 };
 
@@ -82,7 +82,7 @@ struct QueryTarget {
 template <class Element>
 __device__ inline void append_qkv(NormShared &shared, const Projection<Element> &x, const HeadNorms &norms,
                                   const Rotation &rotation, const int *positions, const QueryTarget<Element> &target,
-                                  const long long *slots, int *claims, int64_t count, CacheFormat format,
+                                  const long long *slots, int *claims, int64_t count, int page_rows, CacheFormat format,
                                   const CacheTarget &keys, const CacheTarget &values_to) {
     // The tokens of this block; rows_at_once of their rows are processed at a time.
     const NormLanes place(x.dim);
@@ -170,7 +170,7 @@ __device__ inline void append_qkv(NormShared &shared, const Projection<Element> 
             // Store queries, and write keys and values to the cache.
             const bool queries = ptx::vote_sync_any(present && is_query);
             const bool writes = ptx::vote_sync_any(stored);
-            const int64_t page = stored ? slot / keys.rows.page : 0, row = stored ? slot - page * keys.rows.page : 0;
+            const int64_t page = stored ? slot / page_rows : 0, row = stored ? slot - page * page_rows : 0;
 #pragma unroll 1
             for (int i = 0; i < norm_shares; ++i) {
                 const int column = place.column(share + i);
@@ -191,7 +191,7 @@ __device__ inline void append_qkv(NormShared &shared, const Projection<Element> 
                     };
                     const CacheTarget here = {
                         {is_key ? k.codes : v.codes, is_key ? k.scales : v.scales,
-                         strides(k.code_strides, v.code_strides), strides(k.scale_strides, v.scale_strides), k.page},
+                         strides(k.code_strides, v.code_strides), strides(k.scale_strides, v.scale_strides)},
                         is_key ? keys.mean : nullptr,
                         is_query ? nullptr
                         : is_key ? keys.global_scale

@@ -9,7 +9,7 @@ from ..blocks import BLOCK_FORMATS
 from ..declaration import In, InOut, Out, Scalar, loose, strided, unaligned
 from ..formats import bf16, f16, f32, i32, i64, u8
 from ..kernel import kernel
-from .append import UNCLAIMED, named_claims, own_slots, written_rows
+from .append import UNCLAIMED, named_claims, own_slots, owners_of, written_rows
 from .endings import ENDINGS
 from .gemm_kernels import example_levels
 from .produce_kernels import SHARE, THREADS
@@ -150,12 +150,7 @@ def append_qkv(
         rows = queries.astype(np.float32).reshape(-1, q.shape[-1])
         padded = np.pad(rows, [(0, 0), (0, scales.shape[1] * block.block - rows.shape[1])])
         codes[:], scales[:] = block.encode(padded, *level, block.rules[int(rule)])
-    owners = claims
-    if claims is None:
-        owners = np.full(math.prod(k_codes.shape[::2][:2]), UNCLAIMED, np.int32)
-        for token, slot in enumerate(slots):
-            if 0 <= slot < len(owners):
-                owners[slot] = token
+    owners = owners_of(slots, claims, math.prod(k_codes.shape[::2][:2]))
     tokens, places = written_rows(slots, owners)
     page = k_codes.shape[2]
     name = CACHE_FORMATS[int(holds)]

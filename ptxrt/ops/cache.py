@@ -341,18 +341,21 @@ class KVCache:
             self._here("append", name, x, stream)
             for name, x in (("k", where["k"]), ("v", where["v"]), ("slots", slots))
         )
-        claims = self.claimed(slots, stream)
-        for name, x, release in (("k", k, 0), ("v", v, 1)):
-            format = self.format if name == "k" else self.format_v
+        sides = {}
+        for name, x in (("k", k), ("v", v)):
             x = with_whole_rows(x, stream)
-            arguments = {f"x_{format_of(x.dtype)}": x, "global_scale": self.k_global if name == "k" else self.v_global}
+            side = {f"{name}_{format_of(x.dtype)}": x, f"{name}_codes": self.arrays[name]}
+            format = self.format if name == "k" else self.format_v
             if format in BLOCK_FORMATS:
-                arguments["scales"] = self.arrays[f"{name}_scales"]
-                arguments["rule"] = BLOCK_FORMATS[format].rules.index(self.scale_rule[name])
-            if name == "k" and self.k_mean is not None:
-                arguments["mean"] = self.k_mean
-            kernel = APPEND["bf16" if format in _PLAIN else format]
-            kernel(slots, claims, codes=self.arrays[name], **arguments, release=release, stream=stream)
+                side[f"{name}_scales"] = self.arrays[f"{name}_scales"]
+                side[f"{name}_rule"] = BLOCK_FORMATS[format].rules.index(self.scale_rule[name])
+            side[f"{name}_global"] = self.k_global if name == "k" else self.v_global
+            sides.setdefault(format, {}).update(side)
+        sides[self.format]["k_mean"] = self.k_mean
+        claims = self.claimed(slots, stream) if tokens > 1 else None
+        for format, arguments in sides.items():
+            kernel, last = APPEND["bf16" if format in _PLAIN else format], format == self.format_v
+            kernel(slots, claims, **arguments, release=int(last), stream=stream)
 
     def check_writeable(self, function: str) -> None:
         """Raise ArgumentError if an array of the cache is read-only."""
