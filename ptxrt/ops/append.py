@@ -217,7 +217,9 @@ def _declare_blocks(format: str) -> Kernel:
     else:
         level = "The difference is divided by the global scale of its head."
     text = _APPEND.format(
-        what=f"quantized to {format}", quantized=f" The bytes are those of `quantize_{format}` by its rule.", level=level
+        what=f"quantized to {format}",
+        quantized=f" The bytes are those of `quantize_{format}` by its rule.",
+        level=level,
     )
     k, v = (dict.fromkeys([f"{side}_codes", f"{side}_scales"], True) for side in "kv")
     most = len(block.rules) - 1
