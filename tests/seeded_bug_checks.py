@@ -1,7 +1,8 @@
 """Find for each bug of seeded_bugs.py a check that catches it, the cheapest one: seeded_bug_checks.json.
 
-test_seeded_bugs.py runs that check first. A bug without an entry, or one that its check misses, meets all checks of its
-kernel, so that the file saves time and decides nothing. To write it anew takes twenty minutes of a core:
+test_seeded_bugs.py runs that check first, on the entries that the check launches. A bug that is not in the file, or that
+its check misses, meets all checks of its whole unit, so that the file saves time and decides nothing. To write it anew
+takes twenty minutes of a core:
 
     python tests/seeded_bug_checks.py
 """
@@ -16,31 +17,35 @@ CHOSEN = Path(__file__).with_suffix(".json")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
-def chosen() -> dict[str, str]:
-    """{bug: name of its check}."""
+def chosen() -> dict[str, list[str]]:
+    """{bug: [name of its check, each entry that the check launches]}."""
     return json.loads(CHOSEN.read_text(encoding="utf-8"))
 
 
 def main():
+    import ptxrt
     from test_seeded_bugs import BUGS, CHECKS, compile_with, fails, on_modules
 
-    found, seconds = {}, {}
+    found, seconds, entries = {}, {}, {}
     for bug in sorted(BUGS, key=lambda bug: bug.kernel):
         if bug.kernel not in seconds:
             with on_modules(bug.kernel):
                 seconds[bug.kernel] = {}
                 for name in CHECKS[bug.kernel]:
                     start = time.perf_counter()
-                    assert not fails(bug.kernel, name), f"{bug.kernel}: {name} fails without a bug"
+                    with ptxrt.trace() as launches:
+                        assert not fails(bug.kernel, name), f"{bug.kernel}: {name} fails without a bug"
                     seconds[bug.kernel][name] = time.perf_counter() - start
+                    entries[bug.kernel, name] = sorted({launch.entry for launch in launches})
         with tempfile.TemporaryDirectory() as folder:
             modules = compile_with(bug, bug.kernel, Path(folder))
             with on_modules(bug.kernel, modules):
                 names = sorted(CHECKS[bug.kernel], key=seconds[bug.kernel].get)
-                found[str(bug)] = next(name for name in names if fails(bug.kernel, name))
-        print(f"{bug}: {found[str(bug)]}", flush=True)
-    order = {str(bug): found[str(bug)] for bug in BUGS}
-    CHOSEN.write_text(json.dumps(order, indent=1) + "\n", encoding="utf-8")
+                name = next(name for name in names if fails(bug.kernel, name))
+        found[str(bug)] = [name, *entries[bug.kernel, name]]
+        print(f"{bug}: {name}", flush=True)
+    lines = [f" {json.dumps(str(bug))}: {json.dumps(found[str(bug)])}" for bug in BUGS]
+    CHOSEN.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
