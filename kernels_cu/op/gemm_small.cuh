@@ -74,7 +74,11 @@ struct FewRowsOfA {
     using Share = tile::StepShare<values>;
     static constexpr bool held = tiles <= 2;   // whether pointers are in registers
     // Loads in flight: two steps of few tiles, half a step of many, or one step if parts share words.
-    static constexpr int slots = held ? 2 * tiles : parts > 1 ? tiles : tiles / 2, pointers = held ? tiles : 1;
+    static constexpr int slots = tiles == 1 && values == 8 && false ? 4
+                                 : held                             ? 2 * tiles
+                                 : parts > 1                        ? tiles
+                                                                    : tiles / 2,
+                         pointers = held ? tiles : 1;
     static constexpr int scale_count = scales_of_run<Format, values>,
                          step_blocks = 4 * values / values_of_scale<Format>;
     const uint8_t *const *codes_of, *const *scales_of;   // where rows begin, of row g on
@@ -178,6 +182,20 @@ struct FewRowsOfB {
     }
 };
 
+// How runs of A and B become pairs of 16 bits.
+template <class FormatA, class FormatB>
+struct FewExpanded {
+    using Runs = tile::RunsToBf16;
+};
+template <>
+struct FewExpanded<tile::Nvfp4, tile::Nvfp4> {
+    using Runs = tile::NvRunsToF16;
+};
+template <>
+struct FewExpanded<tile::Bf16, tile::Nvfp4> {
+    using Runs = tile::NvRunsToBf16;
+};
+
 // The same pair of 16-bit values in a new register.
 __device__ inline uint32_t times_one(uint32_t pair, __nv_bfloat16) {
     return ptx::mul_bf16x2(pair, tile::ExpandedMx::one);
@@ -189,25 +207,50 @@ __device__ inline uint32_t times_one(uint32_t pair, __half) {
 // Eight values of a run, from 8 `part` on, as pairs of 16 bits; `scale` is their scale as such a pair. own: in new
 // registers. The words of one load are in neighboring registers; without copies, a fragment made of two loads would be
 // copied again for each MMA.
-template <class To, class Format, bool own, int words>
+template <class Runs, class Format, class Element, tile::PairOrder order, bool own, int words>
 __device__ inline void pairs_of(const uint32_t (&word)[words], int part, uint32_t (&pairs)[4], uint32_t scale) {
-    if constexpr (Format::bits == 16) {
+    if constexpr (Format::bits < 16) {
+        Runs::template eight<Format, order>(pairs, word + part * Format::bits / 4, scale);
+    } else if constexpr (order == tile::PairOrder::crossed) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int first = 4 * part + i / 2 * 2;
+            pairs[i] = __byte_perm(word[first], word[first + 1], i % 2 == 0 ? 0x5410 : 0x7632);
+        }
+    } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             pairs[i] = word[4 * part + i];
-            if constexpr (own) pairs[i] = times_one(pairs[i], typename To::Element{});
-        }
-    } else {
-        constexpr int of_word = 16 / Format::bits;
-#pragma unroll
-        for (int i = 0; i < 4 / of_word; ++i) {
-            uint32_t some[of_word];
-            To::Scale::template decode<Format>(some, word[part * (4 / of_word) + i]);
-#pragma unroll
-            for (int j = 0; j < of_word; ++j) pairs[i * of_word + j] = To::Scale::scaled(some[j], scale);
+            if constexpr (own) pairs[i] = times_one(pairs[i], Element{});
         }
     }
 }
+
+// A lane's scales of a column in a unit, two at a time: `count` blocks, every `stride`-th from the lane's first one on,
+// of which a pair lies in one word.
+template <class Format, int values>
+struct FewScalesOfB {
+    static constexpr int unit_steps = FewRing<Format>::unit / (4 * values);
+    static constexpr int of_step = scales_of_run<Format, values>, count = unit_steps * of_step;
+    static constexpr int stride = of_step > 1 ? 1 : 4 * values / Format::block;
+    uint32_t offset;     // of the lane's word of the first pair, from the scales of a unit on
+    uint32_t selector;   // the bytes of the first pair
+
+    __device__ FewScalesOfB() {
+        const int block = tile::StepShare<values>::first() / Format::block, byte = block % 4;
+        offset = 4 * tile::StepShare<values>::row() + block / 4 * (4 * few_cols);
+        selector = 0x4400 | byte | (count > 1 ? byte + stride : byte) << 4;
+    }
+    // Pair `pair` of column tile `tile`. `scales` is where the scales of a unit begin.
+    __device__ uint32_t bytes(const uint8_t *scales, int pair, int tile) const {
+        const int first = 2 * pair * stride, place = first / 4 * (4 * few_cols) + 32 * tile;
+        const uint32_t word = *reinterpret_cast<const uint32_t *>(scales + (offset + place));
+        return __byte_perm(word, 0, selector + first % 4 * 0x11);
+    }
+};
+template <class Format, int values>
+    requires(Format::bits == 16)
+struct FewScalesOfB<Format, values> {};
 
 // Stores accumulators whose rows are columns of C into a staging: `lower` has rows 0 to 7 of C, `upper` rows 8 to 15.
 // Called by the whole warp.
@@ -229,7 +272,10 @@ __device__ inline void put_transposed(tile::AccumulatorStaging<few_cols> &stagin
 template <class FormatA, class FormatB, int row_tiles, class RowsA, class RowsB>
 __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, const RowsA &a, const RowsB &b,
                                          const GemmOptions &options, const TilePlace &place) {
-    using To = Expanded<FormatA, FormatB>;
+    using Element = typename Expanded<FormatA, FormatB>::Element;
+    using Runs = typename FewExpanded<FormatA, FormatB>::Runs;
+    constexpr auto order =
+        FormatB::bits == 4 && tile::is_bf16<Element> ? tile::PairOrder::crossed : tile::PairOrder::natural;
     using Ring = FewRing<FormatB>;
     using Stage = typename Ring::Stage;
     using PartOfA = FewRowsOfA<FormatA, FewShared<FormatA, FormatB>, row_tiles>;
@@ -275,12 +321,9 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
 #pragma unroll
     for (int i = 0; i < PartOfA::slots; ++i) rows_a.load(i);
 
-    // The offset of this lane's first scale of a step among the scales of its columns.
-    constexpr int step_blocks = 4 * values / values_of_scale<FormatB>;
-    const int lane_block = PartOfA::Share::first() / values_of_scale<FormatB>;
-    const int first_scale = 4 * PartOfA::Share::row() + lane_block / 4 * (4 * few_cols) + lane_block % 4;
+    const FewScalesOfB<FormatB, values> lane_scales;
 
-    tile::Accumulator sums[row_tiles][tiles / 2] = {};
+    tile::Accumulator sums[row_tiles + row_tiles % 2][tiles / 2] = {};   // beside an odd fragment, zeros
     // All lines of the run.
 #pragma unroll 1
     for (int unit = begin; unit < end; unit += Ring::units) {
@@ -291,7 +334,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
 #pragma unroll 1
         for (int of_line = 0; of_line < Ring::units; of_line += units_at_once) {
             if (of_line > 0 && unit + of_line >= end) break;
-            const uint32_t offset_of_scales = first_scale + offset + of_line * Ring::unit_words * (4 * few_cols);
+            uint32_t two_scales[tiles];
 #pragma unroll
             for (int step = 0; step < steps; ++step) {
                 if (units_at_once > 1 && step > 0 && unit + step >= end) break;
@@ -305,21 +348,27 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
                     for (int i = 0; i < tiles; ++i) {
                         if constexpr (Ring::words > 0) {
                             if (8 * part % FormatB::block == 0) {
-                                const int block = step * step_blocks + 8 * part / FormatB::block;
-                                const int place = block / 4 * (4 * few_cols) + block % 4 + 32 * i;
-                                const auto *const first = reinterpret_cast<const uint8_t *>(ring.stage[0].scales.word);
-                                scale_b[i] = To::Scale::scale(first[offset_of_scales + place]);
+                                const int unit_of_line = of_line + step / steps_of_unit;
+                                const int number =
+                                    step % steps_of_unit * lane_scales.of_step + 8 * part / FormatB::block;
+                                if (number % 2 == 0) {
+                                    const auto *const first =
+                                        reinterpret_cast<const uint8_t *>(ring.stage[0].scales.word) + offset +
+                                        unit_of_line * Ring::unit_words * (4 * few_cols);
+                                    two_scales[i] = Runs::factors(lane_scales.bytes(first, number / 2, i));
+                                }
+                                scale_b[i] = __byte_perm(two_scales[i], 0, number % 2 == 0 ? 0x1010 : 0x3232);
                             }
                         }
-                        pairs_of<To, FormatB, true>(words_b[i], part, pairs_b[i], scale_b[i]);
+                        pairs_of<Runs, FormatB, Element, order, true>(words_b[i], part, pairs_b[i], scale_b[i]);
                     }
 #pragma unroll
                     for (int j = 0; j < row_tiles; ++j) {
                         const int number = step * row_tiles + j, slot = number % PartOfA::slots;
                         uint32_t pairs_a[4], scale = 0;
                         if constexpr (FormatA::bits < 16)
-                            scale = To::Scale::scale(rows_a.scale[slot][8 * part / values_of_scale<FormatA>]);
-                        pairs_of<To, FormatA, false>(rows_a.word[slot], part, pairs_a, scale);
+                            scale = Runs::factors(rows_a.scale[slot][8 * part / values_of_scale<FormatA>] * 0x101u);
+                        pairs_of<Runs, FormatA, Element, order, false>(rows_a.word[slot], part, pairs_a, scale);
 #pragma unroll
                         for (int half = 0; half < 2; ++half) {
                             const tile::FragmentB of_a = {pairs_a[2 * half], pairs_a[2 * half + 1]};
@@ -327,7 +376,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
                             for (int i = 0; i < tiles; i += 2) {
                                 const tile::FragmentA of_b = {pairs_b[i][2 * half], pairs_b[i + 1][2 * half],
                                                               pairs_b[i][2 * half + 1], pairs_b[i + 1][2 * half + 1]};
-                                tile::multiply(sums[j][i / 2], of_b, of_a, typename To::Element{});
+                                tile::multiply(sums[j][i / 2], of_b, of_a, Element{});
                             }
                         }
                         if (part == parts - 1) rows_a.load(number + PartOfA::slots);
@@ -345,8 +394,8 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     for (int j = 0; j < row_tiles; j += 2) put_transposed(shared.warp[warp].staging[j / 2], sums[j], sums[j + 1]);
 }
 
-// C of few rows and 32 columns. For up to 16 rows a warp has two fragments of rows, else enough for all rows, so that B
-// is read once.
+// C of few rows and 32 columns. For up to 8 rows a warp has one fragment of rows, for up to 16 rows two, else enough
+// for all rows, so that B is read once.
 template <class FormatA, class FormatB, class RowsA, class RowsB>
 __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const GemmOptions &options) {
     auto &shared = ::shared<FewShared<FormatA, FormatB>>();
@@ -365,7 +414,8 @@ __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const Ge
     }
     ptx::bar_sync();   // all threads see where rows of A begin
     // The sums over this warp's run of the depth.
-    if (rows <= 16) multiply_few_rows<FormatA, FormatB, 2>(shared, a, b, options, place);
+    if (rows <= 8) multiply_few_rows<FormatA, FormatB, 1>(shared, a, b, options, place);
+    else if (rows <= 16) multiply_few_rows<FormatA, FormatB, 2>(shared, a, b, options, place);
     else multiply_few_rows<FormatA, FormatB, most / 8>(shared, a, b, options, place);
     ptx::bar_sync();   // all threads see the sums of all runs
     // The totals over all runs.
@@ -381,7 +431,7 @@ __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const Ge
         for (int width = 1; width < few_warps; width *= 2)
 #pragma unroll
             for (int j = 0; j < few_warps; j += 2 * width) run[j] += run[j + width];
-        shared.warp[0].staging[tile].words[at] = run[0];
+        shared.warp[0].staging[tile].words[at] = run[0] * FewExpanded<FormatA, FormatB>::Runs::lift;
     }
     ptx::bar_sync();   // all threads see their total
     // The epilogue: 16 rows for a warp.
