@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "../ptx/load.cuh"
 #include "../tile/few_rows.cuh"
 #include "../tile/lanes.cuh"
 #include "gemm.cuh"
@@ -110,9 +111,7 @@ struct FewRowsOfA {
     __device__ void load(int number) {
         const int step = number / tiles, tile = number % tiles;
         const uint8_t *const from = (held ? codes[tile % pointers] : codes_of[8 * tile]) + at;
-        const uint4 chunk = left > 64 * step ? __ldg(reinterpret_cast<const uint4 *>(from + 64 * step)) : uint4{};
-        uint32_t (&words)[4] = word[number % slots];
-        words[0] = chunk.x, words[1] = chunk.y, words[2] = chunk.z, words[3] = chunk.w;
+        ptx::ld_global_nc_16(word[number % slots], from + 64 * step, left > 64 * step);
         if constexpr (scale_count > 0) {
             const uint8_t *const row_scales = held ? scales[tile % pointers] : scales_of[8 * tile];
 #pragma unroll

@@ -1,7 +1,12 @@
-// Positions of a lane in products of few rows: its share of a row of A, and its chunks of lines of B.
+// Products of few rows: the positions of a lane, its share of a row of A and its chunks of lines of B; and the values
+// of its runs in 16 bits.
 #pragma once
 
+#include <cstdint>
+
+#include "../ptx/cvt.cuh"
 #include "../ptx/warp.cuh"
+#include "expanded.cuh"
 
 namespace tile {
 
@@ -29,6 +34,91 @@ struct SwizzledLines {
         row = lane / 8, chunk = lane % 8;
         target = line * row + 16 * (chunk ^ swizzle(row));
         from = line * (lane / 4) + (bytes * (lane % 4) ^ 16 * swizzle(lane / 4));
+    }
+};
+
+// The order of the values of a run in pairs, for lanes that hold a run of A and of B each. Any order serves in which
+// the first four of eight values are the first two pairs: these are k of one MMA. natural: (0, 1), (2, 3), (4, 5), (6,
+// 7). crossed: (0, 2), (1, 3), (4, 6), (5, 7), the cheapest order for e2m1 in bf16.
+enum class PairOrder { natural, crossed };
+
+// Eight e2m1 codes as four bf16x2 in crossed order, times 2^-126. One multiplication moves the sign of a code to bit 15
+// of its half and the other bits to bits 8..6. Exact.
+__device__ inline void crossed_bf16x2_from_e2m1x8(uint32_t codes, uint32_t (&values)[4]) {
+    const uint32_t crossed = __byte_perm(codes, 0, 0x3120);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t two = (i < 2 ? crossed : crossed >> 8) & (i % 2 == 0 ? 0x000f000fu : 0x00f000f0u);
+        values[i] = two * (i % 2 == 0 ? 0x1040u : 0x0104u) & 0x81c081c0u;
+    }
+}
+
+// The ue8m0 scales in bytes 0 and 1 as bf16x2: 2^(scale - 127), subnormal for 0, NaN for 255. Without the conversion of
+// the hardware, one sum has bit 15 of a half set if the scale is 255, the other unless it is 0: both need bit 6.
+__device__ inline uint32_t bf16x2_from_ue8m0x2(uint32_t bytes) {
+    if constexpr (ptx::has_narrow_conversions) {
+        return ptx::cvt_rn_bf16x2_ue8m0x2(bytes);
+    } else {
+        const uint32_t exponents = __byte_perm(bytes, 0, 0x4140) << 7;
+        const uint32_t special = ((exponents + 0x00800080u) | ~(exponents + 0x7f807f80u)) & 0x80008000u;
+        return exponents | special >> 9;
+    }
+}
+
+// Runs of eight values for products of few rows. factors() converts the scales in bytes 0 and 1 of a word, whose others
+// are 0, to a pair, eight() the codes of eight values, which begin at `first`, times a pair of equal factors. Sums of
+// their products times `lift` are true sums.
+struct RunsToBf16 {
+    static constexpr float lift = 1.0f;
+
+    __device__ static uint32_t factors(uint32_t bytes) { return bf16x2_from_ue8m0x2(bytes); }
+
+    template <class Format, PairOrder order>
+    __device__ static void eight(uint32_t (&pairs)[4], const uint32_t *first, uint32_t factor) {
+        if constexpr (Format::bits == 4) {
+            static_assert(order == PairOrder::crossed);
+            crossed_bf16x2_from_e2m1x8(first[0], pairs);
+#pragma unroll
+            for (uint32_t &pair : pairs) pair = ptx::mul_bf16x2(ptx::mul_bf16x2(pair, 0x7e807e80u), factor);   // 2^126
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int shift = 16 * (i % 2);
+                const uint32_t word = order == PairOrder::crossed ? __byte_perm(first[i / 2], 0, 0x3120) : first[i / 2];
+                pairs[i] =
+                    ptx::mul_bf16x2(ExpandedMx::value(ptx::cvt_rn_f16x2_e4m3x2(word >> shift & 0xffffu)), factor);
+            }
+        }
+    }
+};
+
+// e2m1 times ue4m3 in bf16, times 2^-7: the factor holds the part of 2^126 that bf16 can hold beside a scale of 448.
+struct NvRunsToBf16 {
+    static constexpr float lift = 0x1p7f;
+
+    __device__ static uint32_t factors(uint32_t bytes) {
+        return ptx::mul_bf16x2(ExpandedMx::value(ptx::cvt_rn_f16x2_ue4m3x2(bytes)), 0x7b007b00u);   // 2^119
+    }
+    template <class Format, PairOrder order>
+    __device__ static void eight(uint32_t (&pairs)[4], const uint32_t *first, uint32_t factor) {
+        static_assert(Format::bits == 4 && order == PairOrder::crossed);
+        crossed_bf16x2_from_e2m1x8(first[0], pairs);
+#pragma unroll
+        for (uint32_t &pair : pairs) pair = ptx::mul_bf16x2(pair, factor);
+    }
+};
+
+struct NvRunsToF16 {
+    static constexpr float lift = 1.0f;
+
+    __device__ static uint32_t factors(uint32_t bytes) { return ptx::cvt_rn_f16x2_ue4m3x2(bytes); }
+
+    template <class Format, PairOrder order>
+    __device__ static void eight(uint32_t (&pairs)[4], const uint32_t *first, uint32_t factor) {
+        static_assert(Format::bits == 4 && order == PairOrder::natural);
+        ptx::portable::f16x2_from_e2m1x8(first[0], pairs);
+#pragma unroll
+        for (uint32_t &pair : pairs) pair = ptx::portable::mul_f16x2(pair, factor);
     }
 };
 
