@@ -110,7 +110,9 @@ struct FewRowsOfA {
     // Loads fragment `number`, counted from the first one of this unit on.
     __device__ void load(int number) {
         const int step = number / tiles, tile = number % tiles;
-        const uint8_t *const from = (held ? codes[tile % pointers] : codes_of[8 * tile]) + at;
+        // Pointers that are read again for each load need no registers.
+        const volatile auto *const rows = codes_of;
+        const uint8_t *const from = (held ? codes[tile % pointers] : rows[8 * tile]) + at;
         ptx::ld_global_nc_16(word[number % slots], from + 64 * step, left > 64 * step);
         if constexpr (scale_count > 0) {
             const uint8_t *const row_scales = held ? scales[tile % pointers] : scales_of[8 * tile];

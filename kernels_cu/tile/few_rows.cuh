@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "../ptx/cvt.cuh"
+#include "../ptx/cvt_word.cuh"
 #include "../ptx/warp.cuh"
 #include "expanded.cuh"
 
@@ -82,11 +82,12 @@ struct RunsToBf16 {
             for (uint32_t &pair : pairs) pair = ptx::mul_bf16x2(ptx::mul_bf16x2(pair, 0x7e807e80u), factor);   // 2^126
         } else {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int shift = 16 * (i % 2);
-                const uint32_t word = order == PairOrder::crossed ? __byte_perm(first[i / 2], 0, 0x3120) : first[i / 2];
-                pairs[i] =
-                    ptx::mul_bf16x2(ExpandedMx::value(ptx::cvt_rn_f16x2_e4m3x2(word >> shift & 0xffffu)), factor);
+            for (int i = 0; i < 2; ++i) {
+                uint32_t values[2];
+                ptx::cvt_rn_f16x2_e4m3x4(values,
+                                         order == PairOrder::crossed ? __byte_perm(first[i], 0, 0x3120) : first[i]);
+                pairs[2 * i] = ptx::mul_bf16x2(ExpandedMx::value(values[0]), factor);
+                pairs[2 * i + 1] = ptx::mul_bf16x2(ExpandedMx::value(values[1]), factor);
             }
         }
     }
