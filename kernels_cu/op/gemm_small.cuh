@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "../ptx/load.cuh"
+#include "../ptx/access.cuh"
 #include "../tile/few_rows.cuh"
 #include "../tile/lanes.cuh"
 #include "gemm.cuh"
@@ -110,10 +110,15 @@ struct FewRowsOfA {
     // Loads fragment `number`, counted from the first one of this unit on.
     __device__ void load(int number) {
         const int step = number / tiles, tile = number % tiles;
-        // Pointers that are read again for each load need no registers.
-        const volatile auto *const rows = codes_of;
-        const uint8_t *const from = (held ? codes[tile % pointers] : rows[8 * tile]) + at;
-        ptx::ld_global_nc_16(word[number % slots], from + 64 * step, left > 64 * step);
+        const uint8_t *const from = (held ? codes[tile % pointers] : codes_of[8 * tile]) + at + 64 * step;
+        const bool present = left > 64 * step;
+        uint32_t (&words)[4] = word[number % slots];
+        if constexpr (held) {
+            ptx::ld_global_nc_16(words, from, present);
+        } else {   // a branch, so that its pointer needs no register before and behind it
+            const uint4 chunk = present ? __ldg(reinterpret_cast<const uint4 *>(from)) : uint4{};
+            words[0] = chunk.x, words[1] = chunk.y, words[2] = chunk.z, words[3] = chunk.w;
+        }
         if constexpr (scale_count > 0) {
             const uint8_t *const row_scales = held ? scales[tile % pointers] : scales_of[8 * tile];
 #pragma unroll
