@@ -43,10 +43,15 @@ __device__ inline float2 row_sums(NormShared &shared, int &turn, int lanes, floa
         sums.x += ptx::shfl_sync_bfly_f32(sums.x, mask);
         if (both) sums.y += ptx::shfl_sync_bfly_f32(sums.y, mask);
     };
+    if (lanes < 32) {
 #pragma unroll
-    for (int mask = 1; mask < 32; mask *= 2)
-        if (mask < lanes) pair_up(mask);
-    if (lanes <= 32) return sums;
+        for (int mask = 1; mask < 16; mask *= 2)
+            if (mask < lanes) pair_up(mask);
+        return sums;
+    }
+#pragma unroll
+    for (int mask = 1; mask < 32; mask *= 2) pair_up(mask);
+    if (lanes == 32) return sums;
     const int warp = threadIdx.x / 32, warps = lanes / 32;
     if (threadIdx.x % 32 == 0) shared.of_warp[turn][warp] = sums;
     ptx::bar_sync();   // all threads see the sums of every warp and have read those of two calls ago
@@ -331,9 +336,9 @@ __device__ __forceinline__ void norm_copies(NormRowsShared &shared, const NormIn
             });
         const auto target = y.row<form>(row);
         const bool more = first + blocks_rows < end;
-        const Element *next = source(row + blocks_rows);
+        const Element *next = source(row + blocks_rows) + column_0;
 #pragma unroll 1
-        for (int share = 0, column = column_0; share < place.shares; ++share, column += step) {
+        for (int share = 0, column = column_0; share < place.shares; ++share, column += step, next += step) {
             float values[2][8];
             const bool there = column < cols;
             const int at = there ? column : 0;   // past the end, any share
@@ -343,7 +348,7 @@ __device__ __forceinline__ void norm_copies(NormRowsShared &shared, const NormIn
                                                                         values);
             else if (fuses) norm_usual_share<Element, true>(moments, options.offset, weight, bias, at, values);
             else norm_share<true, Element>(moments, options, weight, bias, at, produce_share, values);
-            if (more && there) kept.begin(share, next + column);
+            if (more && there) kept.begin(share, next);
             y.store<true, form>(target, column, values);
         }
         if (row >= y.rows && row < end) y.clear<form>(row, place.lane(), place.lanes);

@@ -12,7 +12,7 @@ namespace op {
 template <class Element>
 __device__ inline void activate_rows(const Element *x, int64_t stride, Activation activation, const Produced &y) {
     using Raw = RowShares<Element, 1>;
-    produce_shares<Element, Raw>(
+    produce_shares<Element, Raw, true>(
         y, is_whole_rows(x, stride, y.cols),
         [&](auto whole, int64_t row, int column, Raw &raw) {
             raw.template load<whole>(x + y.present(row) * stride, column, 0, y.cols);
@@ -46,7 +46,7 @@ __device__ inline void gate_rows(const Element *x, int64_t stride, bool interlea
         RowShares<Element, 1> part[2];   // g and u; interleaved: both of the first eight columns, then of the others
     };
     const int apart = interleaved ? produce_share : y.cols, width = interleaved ? 2 * y.cols : y.cols;
-    produce_shares<Element, Raw>(
+    produce_shares<Element, Raw, true>(
         y, is_whole_rows(x, stride, y.cols),
         [&](auto whole, int64_t row, int column, Raw &raw) {
             const Element *source = x + y.present(row) * stride;

@@ -331,12 +331,12 @@ private:
     // Stores a lane's codes of a whole row. The first lane of a block stores the scale.
     template <int block, int bits>
     __device__ void put(const Row &row, int column, const tile::LaneCodes<bits, 2> &codes, uint32_t scale) const {
-        uint8_t *target = row.codes + column * bits / 8;
+        uint8_t *target = row.codes + uint32_t(column) * bits / 8;
         if constexpr (bits == 4) tile::store(target, uint2{codes.word[0], codes.word[1]});
         else tile::store(target, uint4{codes.word[0], codes.word[1], codes.word[2], codes.word[3]});
         const tile::ScalePlaces &places = quantized.places;
-        const uint32_t at = column / block;
-        if (column % block == 0) row.scales[of_row(at)] = scale;
+        const uint32_t at = uint32_t(column) / block;
+        if (uint32_t(column) % block == 0) row.scales[of_row(at)] = scale;
         if (!places.swizzled || places.blocks % tile::scale_tile_blocks == 0 || column + block < cols) return;
 #pragma unroll 1
         for (uint32_t behind = at + 1; behind < places.padded_blocks(); ++behind) row.scales[of_row(behind)] = 0;
@@ -378,8 +378,8 @@ __device__ inline Produced produced(const OutputRows &out, uint8_t *codes, uint8
 // Loops over the shares of all rows, for kernels that compute a share from the same columns of their input. load(whole,
 // row, column, raw) starts loading the input of a share, make(raw, row, values) computes its values. With 16-bit
 // elements the next share is in flight meanwhile.
-template <class Element, class Raw, bool whole, class Load, class Make>
-__device__ inline void produce_shares(const Produced &target, Load &&load, Make &&make) {
+template <class Element, class Raw, bool whole, Form form, class Load, class Make>
+__device__ __forceinline__ void produce_shares(const Produced &target, Load &&load, Make &&make) {
     constexpr bool ahead = sizeof(Element) == 2;
     constexpr std::bool_constant<whole> is_whole;
     const uint32_t shares = 2 * ceil_div(target.cols, 2 * produce_share);   // of a row: whole blocks
@@ -402,16 +402,24 @@ __device__ inline void produce_shares(const Produced &target, Load &&load, Make 
         if (ahead && first + step < items) load(is_whole, row, share * produce_share, next);
         float values[2][8];
         make(raw, here, values);
-        target.store<whole>(target.row(here), column, values);
-        if (here >= target.rows && here < target.end()) target.clear(here, lane, shares);
+        target.store<whole, form>(target.row<form>(here), column, values);
+        if (here >= target.rows && here < target.end()) target.clear<form>(here, lane, shares);
     }
 }
 
-// whole: whether all source rows are whole.
-template <class Element, class Raw, class Load, class Make>
-__device__ inline void produce_shares(const Produced &target, bool whole, Load &&load, Make &&make) {
-    if (whole && target.is_whole()) produce_shares<Element, Raw, true>(target, load, make);
-    else produce_shares<Element, Raw, false>(target, load, make);
+// whole: whether all source rows are whole. usual_forms: such rows have a loop for each usual form.
+template <class Element, class Raw, bool usual_forms = false, class Load, class Make>
+__device__ __forceinline__ void produce_shares(const Produced &target, bool whole, Load &&load, Make &&make) {
+    if (!whole || !target.is_whole()) {
+        produce_shares<Element, Raw, false, Form::any>(target, load, make);
+    } else {
+        if constexpr (usual_forms) {
+            if (with_usual_form<Element>(
+                    target, [&](auto form) { produce_shares<Element, Raw, true, form>(target, load, make); }))
+                return;
+        }
+        produce_shares<Element, Raw, true, Form::any>(target, load, make);
+    }
 }
 
 }   // namespace op

@@ -164,9 +164,10 @@ struct HeadOf {
 // y[tokens, heads, cols]: x rotated by the positions of the tokens. Floats go to y's `out`, whose heads are out_head
 // elements apart; codes go to y, whose rows are the heads of tokens in order. rounds: results are rounded to x's type
 // first. straight: the rotation is straight(), and all rows are whole.
-template <class Element, bool straight>
-__device__ inline void rope_rows(const HeadRows<const Element> &x, const Rotation &rotation, const int *positions,
-                                 bool rounds, int heads, int64_t out_head, const Produced &y) {
+template <class Element, bool straight, Form form>
+__device__ __forceinline__ void rope_rows(const HeadRows<const Element> &x, const Rotation &rotation,
+                                          const int *positions, bool rounds, int heads, int64_t out_head,
+                                          const Produced &y) {
     // How the block's lanes divide rows, and where the first row is.
     const NormLanes place(y.cols);
     const int cols = y.cols, step = place.lanes * produce_share;
@@ -187,7 +188,7 @@ __device__ inline void rope_rows(const HeadRows<const Element> &x, const Rotatio
         const int64_t row = first + place.row();
         const HeadOf here = place_of_next;
         place_of_next.move_on(move, heads);
-        Produced::Row target = y.row(row);
+        Produced::Row target = y.row<form>(row);
         target.out = y.out.first + here.token * y.out.stride + here.head * head_bytes;
 #pragma unroll 1
         for (int share = 0; share < (straight ? 1 : place.shares); share += norm_shares) {
@@ -216,7 +217,7 @@ __device__ inline void rope_rows(const HeadRows<const Element> &x, const Rotatio
             // The output.
             const auto finish = [&](int share, float (&some)[2][8]) {
                 if (rounds) round_values<Element>(some);
-                y.store<straight>(target, place.column(share), some);
+                y.store<straight, form>(target, place.column(share), some);
             };
             if constexpr (straight) {
                 finish(0, values[0]), finish(1, values[1]);
@@ -229,18 +230,23 @@ __device__ inline void rope_rows(const HeadRows<const Element> &x, const Rotatio
                 }
             }
         }
-        if (row >= y.rows && row < end) y.clear(row, place.lane(), place.lanes);
+        if (row >= y.rows && row < end) y.clear<form>(row, place.lane(), place.lanes);
     }
 }
 
 template <class Element>
-__device__ inline void rope_rows(const HeadRows<const Element> &x, const Rotation &rotation, const int *positions,
-                                 bool rounds, int heads, int64_t out_head, const Produced &y) {
+__device__ __forceinline__ void rope_rows(const HeadRows<const Element> &x, const Rotation &rotation,
+                                          const int *positions, bool rounds, int heads, int64_t out_head,
+                                          const Produced &y) {
     const bool whole = is_whole_rows(x.first, x.token_stride, y.cols) && x.head_stride % 8 == 0 && y.is_whole() &&
                        (y.quantizes() || out_head % 8 == 0);
-    if (whole && rotation.straight(NormLanes(y.cols), y.cols))
-        rope_rows<Element, true>(x, rotation, positions, rounds, heads, out_head, y);
-    else rope_rows<Element, false>(x, rotation, positions, rounds, heads, out_head, y);
+    if (!whole || !rotation.straight(NormLanes(y.cols), y.cols)) {
+        rope_rows<Element, false, Form::any>(x, rotation, positions, rounds, heads, out_head, y);
+    } else if (!with_usual_form<Element>(y, [&](auto form) {
+                   rope_rows<Element, true, form>(x, rotation, positions, rounds, heads, out_head, y);
+               })) {
+        rope_rows<Element, true, Form::any>(x, rotation, positions, rounds, heads, out_head, y);
+    }
 }
 
 }   // namespace op
