@@ -3,7 +3,7 @@
 #include "op/append_qkv.cuh"
 
 #define INSTANCE(suffix, Element)                                                                                      \
-    KERNEL(append_qkv##suffix, .threads = {op::produce_threads}, .shared_bytes = sizeof(op::NormShared),               \
+    KERNEL(append_qkv##suffix, .threads = {op::produce_threads}, .shared_bytes = sizeof(op::NormRowsShared),           \
            .min_blocks = 2)                                                                                            \
     (const Element *q,                     /* [tokens, heads, dim] */                                                  \
      const Element *k,                     /* [tokens, heads_kv, dim] */                                               \
@@ -35,24 +35,33 @@
             op::EndingFormat(ending),       codes, scales, code_bytes, {blocks, blocks, false}, rule,                  \
             out_global ? *out_global : 1.0f};                                                                          \
         op::append_qkv<Element>(                                                                                       \
-            shared<op::NormShared>(),                                                                                  \
-            {{q, q_token, q_head}, {k, k_token, k_head}, {v, v_token, v_head}, tokens, heads, heads_kv, dim, dim_v},   \
-            {q_weight, k_weight, eps}, {table, length, width, first, pairs != 0, false}, positions, {out, quantized},  \
-            slots, claims, count, page, op::CacheFormat(holds),                                                        \
-            {{bytes(k_codes),                                                                                          \
-              bytes(k_scales),                                                                                         \
-              {k_codes_page, k_codes_head, k_codes_token},                                                             \
-              {k_scales_page, k_scales_head, k_scales_token}},                                                         \
-             k_mean,                                                                                                   \
-             k_global,                                                                                                 \
-             k_rule},                                                                                                  \
-            {{bytes(v_codes),                                                                                          \
-              bytes(v_scales),                                                                                         \
-              {v_codes_page, v_codes_head, v_codes_token},                                                             \
-              {v_scales_page, v_scales_head, v_scales_token}},                                                         \
-             nullptr,                                                                                                  \
-             v_global,                                                                                                 \
-             v_rule});                                                                                                 \
+            shared<op::NormRowsShared>(),                                                                              \
+            {{{q, q_token, q_head}, {k, k_token, k_head}, {v, v_token, v_head}, tokens, heads, heads_kv, dim, dim_v},  \
+             {q_weight, k_weight, eps},                                                                                \
+             {table, length, width, first, pairs != 0, false},                                                         \
+             positions,                                                                                                \
+             {out, quantized},                                                                                         \
+             slots,                                                                                                    \
+             claims,                                                                                                   \
+             count,                                                                                                    \
+             page,                                                                                                     \
+             op::CacheFormat(holds),                                                                                   \
+             {{bytes(k_codes),                                                                                         \
+               bytes(k_scales),                                                                                        \
+               {k_codes_page, k_codes_head, k_codes_token},                                                            \
+               {k_scales_page, k_scales_head, k_scales_token}},                                                        \
+              k_mean,                                                                                                  \
+              k_global,                                                                                                \
+              k_rule},                                                                                                 \
+             {{bytes(v_codes),                                                                                         \
+               bytes(v_scales),                                                                                        \
+               {v_codes_page, v_codes_head, v_codes_token},                                                            \
+               {v_scales_page, v_scales_head, v_scales_token}},                                                        \
+              nullptr,                                                                                                 \
+              v_global,                                                                                                \
+              v_rule},                                                                                                 \
+             0,                                                                                                        \
+             0});                                                                                                      \
     }
 
 INSTANCE(_f32, float)

@@ -1341,8 +1341,16 @@ BUGS = [
         "values_normed_as_keys",
         "append_qkv",
         "op/append_qkv.cuh",
-        "is_key ? norms.k_weight : nullptr",
-        "norms.k_weight",
+        "row.is_key ? norms.k_weight : nullptr;",
+        "norms.k_weight;",
+    ),
+    Bug(
+        "produce",
+        "heads_over_those_before",
+        "append_qkv",
+        "op/append_qkv.cuh",
+        "kept ^= norm_shares;",
+        "kept = 0;",
     ),
     Bug(
         "produce",

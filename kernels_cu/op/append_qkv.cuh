@@ -21,19 +21,23 @@ struct CacheTarget {
     const float *mean, *global_scale;   // [heads_kv, dim] and [heads_kv] or null, as in NewRows
     int rule;
 
+    __device__ char *codes(int64_t page, int64_t row, int head) const {
+        const PageStrides &strides = rows.code_strides;
+        return rows.codes + page * strides.page + head * strides.head + row * strides.token;
+    }
+
     // Stores a lane's share of a row if `stored`, with the bytes of append(). Called by the whole warp.
     __device__ void store(CacheFormat format, int64_t page, int64_t row, int head, int column, int cols, bool stored,
                           float (&values)[2][8]) const {
-        if (mean && column < cols) {
+        if (mean && stored) {
 #pragma unroll
             for (int i = 0; i < 16; ++i)
                 if (column + i < cols) values[i / 8][i % 8] -= mean[head * cols + column + i];
         }
-        const float scale = global_scale ? global_scale[head] : 1.0f;
-        const auto at = [&](char *base, const PageStrides &strides) {
-            return base + page * strides.page + head * strides.head + row * strides.token;
-        };
-        char *const codes = at(rows.codes, rows.code_strides), *const scales = at(rows.scales, rows.scale_strides);
+        const float scale = global_scale && stored ? global_scale[head] : 1.0f;
+        const PageStrides &strides = rows.scale_strides;
+        char *const codes = this->codes(page, row, head);
+        char *const scales = rows.scales + page * strides.page + head * strides.head + row * strides.token;
         const auto plain = [&](auto element) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
@@ -77,30 +81,181 @@ struct QueryTarget {
     QuantizedRows quantized;
 };
 
-// Keys and values go to slots[tokens] of `count`, as by append(). claims is null if every slot has one token. A block
-// takes as many whole tokens as its lanes can hold, or one.
+// The cache of keys or of values, selected by lane.
+__device__ inline CacheTarget target_of(bool is_key, const CacheTarget &keys, const CacheTarget &values) {
+    const CacheRows &k = keys.rows, &v = values.rows;
+    const auto strides = [is_key](const PageStrides &of_k, const PageStrides &of_v) {
+        return PageStrides{is_key ? of_k.page : of_v.page, is_key ? of_k.head : of_v.head,
+                           is_key ? of_k.token : of_v.token};
+    };
+    return {{is_key ? k.codes : v.codes, is_key ? k.scales : v.scales, strides(k.code_strides, v.code_strides),
+             strides(k.scale_strides, v.scale_strides)},
+            is_key ? keys.mean : values.mean,
+            is_key ? keys.global_scale : values.global_scale,
+            is_key ? keys.rule : values.rule};
+}
+
+// The tokens of a block and all that is done with them. Keys and values go to slots[tokens] of `count`, as by append().
+// claims is null if every slot has one token.
 template <class Element>
-__device__ inline void append_qkv(NormShared &shared, const Projection<Element> &x, const HeadNorms &norms,
-                                  const Rotation &rotation, const int *positions, const QueryTarget<Element> &target,
-                                  const long long *slots, int *claims, int64_t count, int page_rows, CacheFormat format,
-                                  const CacheTarget &keys, const CacheTarget &values_to) {
-    // The tokens of this block; rows_at_once of their rows are processed at a time.
+struct QkvTokens {
+    Projection<Element> x;
+    HeadNorms norms;
+    Rotation rotation;
+    const int *positions;
+    QueryTarget<Element> target;
+    const long long *slots;
+    int *claims;
+    int64_t count;
+    int page_rows;
+    CacheFormat format;
+    CacheTarget keys, values_to;
+    int first_token, tokens_here;
+};
+
+// A lane's row of a projection: row `unit` of a block's tokens.
+struct ProjectionRow {
+    int token, head;   // of queries, of keys, or of values
+    bool present, is_query, is_key;
+
+    template <class Element>
+    __device__ ProjectionRow(const Projection<Element> &x, int first_token, int tokens_here, int unit) {
+        const unsigned of_token = x.of_token(), in_block = unsigned(unit) / of_token;
+        const int of_all = unit - in_block * of_token;
+        token = first_token + in_block;
+        present = int(in_block) < tokens_here && token < x.tokens;
+        is_query = of_all < x.heads, is_key = !is_query && of_all < x.heads + x.heads_kv;
+        head = is_query ? of_all : is_key ? of_all - x.heads : of_all - x.heads - x.heads_kv;
+    }
+
+    template <class Element>
+    __device__ const Element *source(const Projection<Element> &x) const {
+        return is_query ? x.q.row(token, head) : is_key ? x.k.row(token, head) : x.v.row(token, head);
+    }
+};
+
+// The rows of a block's tokens where all heads have one dimension, the rotation is straight(), and rows and weights
+// are whole. Each step gives the bytes of append_any(). alike: queries are stored, and keys and values written, as they
+// are, in Element's type.
+// The next rows are copied to shared memory while these are processed.
+template <class Element, bool alike>
+__device__ inline void append_straight(NormRowsShared &shared, const QkvTokens<Element> &of) {
+    const auto &[x, norms, rotation, positions, target, slots, claims, count, page_rows, format, keys, values_to,
+                 first_token, tokens_here] = of;
+    static_assert(2 * norm_shares <= KeptRows::shares<Element>, "two rows fit");
+    const NormLanes place(x.dim);
+    const int end = tokens_here * x.of_token(), cols = x.dim;
+    int kept = 0;   // the first share of the kept row: 0 or norm_shares
+    const auto begin = [&](const ProjectionRow &row, int kept) {
+        if (row.present) {
+            const Element *source = row.source(x);
+#pragma unroll
+            for (int i = 0; i < norm_shares; ++i) shared.kept.begin(kept + i, source + place.column(i));
+        }
+        ptx::cp_async_commit_group();
+    };
+    begin(ProjectionRow(x, first_token, tokens_here, place.row()), kept);
+    int turn = 0;
+#pragma unroll 1
+    for (int first = 0; first < end; first += place.rows()) {
+        const ProjectionRow row(x, first_token, tokens_here, first + place.row());
+        const long long slot = row.present && !row.is_query ? slots[row.token] : -1;
+        const bool has_slot = is_slot(slot, count), turns = row.present && (row.is_query || row.is_key);
+        const int claim = has_slot && claims ? claims[slot] : row.token;   // in flight meanwhile
+        const int position = turns ? positions[row.token] : 0;
+        ptx::cp_async_wait_group<0>();
+        kept ^= norm_shares;
+        begin(ProjectionRow(x, first_token, first + place.rows() < end ? tokens_here : 0,
+                            first + place.rows() + place.row()),
+              kept);
+        HeadShares values = {};
+        if (row.present) {
+#pragma unroll
+            for (int i = 0; i < norm_shares; ++i) shared.kept.get<Element>((kept ^ norm_shares) + i, values[i]);
+        }
+        // Norm and rotate queries and keys.
+        if (norms.q_weight || norms.k_weight) {   // the same sums as norm_rows()
+            float2 sums = {};
+#pragma unroll
+            for (int i = 0; i < norm_shares; ++i)
+#pragma unroll
+                for (int j = 0; j < 8; ++j) {
+                    sums.x = fmaf(values[i][0][j], values[i][0][j], sums.x);
+                    sums.y = fmaf(values[i][1][j], values[i][1][j], sums.y);
+                }
+            const float squares =
+                row_sums<false>(shared.sums, turn, place.lanes, {sums.x + sums.y, 0.0f}).x / float(cols);
+            const float factor = 1.0f / sqrtf(squares + norms.eps);
+            const float *weight = row.is_query ? norms.q_weight : row.is_key ? norms.k_weight : nullptr;
+            if (weight) {
+#pragma unroll
+                for (int i = 0; i < norm_shares; ++i) {
+                    RowShares<float, 1> raw;
+                    float weights[2][8];
+                    raw.template load<true>(weight + place.column(i), 0, 0, 1);
+                    raw.unpack(0, weights);
+#pragma unroll
+                    for (int j = 0; j < 16; ++j) {
+                        float &value = values[i][j / 8][j % 8];
+                        value = value * factor * (weights[j / 8][j % 8] + 0.0f);
+                    }
+                    round_values<Element>(values[i]);
+                }
+            }
+        }
+        if (turns) {
+            rotation.turn_halves(place, position, values);
+#pragma unroll
+            for (int i = 0; i < norm_shares; ++i) round_values<Element>(values[i]);
+        }
+        // Store queries, and write keys and values to the cache.
+        const bool stored = has_slot && claim == row.token;
+        const int64_t page = stored ? slot / page_rows : 0, in_page = stored ? slot - page * page_rows : 0;
+        const CacheTarget here = target_of(row.is_key, keys, values_to);
+        const int64_t query = int64_t(row.token) * x.heads + row.head;
+        if constexpr (alike) {
+            Element *const to = row.is_query ? target.out + query * cols
+                                             : reinterpret_cast<Element *>(here.codes(page, in_page, row.head));
+#pragma unroll
+            for (int i = 0; i < norm_shares; ++i) {
+                RowShares<Element, 1> share;
+                share.pack(0, values[i]);
+                share.store_paired(to + place.column(i), row.is_query ? row.present : stored);
+            }
+            continue;
+        }
+        const bool queries = ptx::vote_sync_any(row.present && row.is_query), writes = ptx::vote_sync_any(stored);
+#pragma unroll 1
+        for (int i = 0; i < norm_shares; ++i) {
+            const int column = place.column(i);
+            const bool asks = row.present && row.is_query;
+            if (target.out && asks) store_values<true>(target.out + query * cols + column, cols, values[0]);
+            if (queries && !target.out) target.quantized.store(query, column, cols, asks, values[0]);
+            if (writes) here.store(format, page, in_page, row.head, column, cols, stored, values[0]);
+#pragma unroll
+            for (int j = 0; j < 16; ++j) values[0][j / 8][j % 8] = values[1][j / 8][j % 8];
+        }
+    }
+}
+
+// The rows of a block's tokens, of any dimensions and alignment.
+template <class Element>
+__device__ inline void append_any(NormRowsShared &shared, const QkvTokens<Element> &of) {
+    const auto &[x, norms, rotation, positions, target, slots, claims, count, page_rows, format, keys, values_to,
+                 first_token, tokens_here] = of;
     const NormLanes place(x.dim);
     const int rows_at_once = place.rows(), of_token = x.of_token();
-    const int tokens_here = of_token < rows_at_once ? rows_at_once / of_token : 1;
-    const int64_t first_token = int64_t(blockIdx.x) * tokens_here;
     const int shares = max(norm_shares, ceil_div(ceil_div(x.dim_v, produce_share), place.lanes));
     int turn = 0;
 #pragma unroll 1
     for (int first = 0; first < tokens_here * of_token; first += rows_at_once) {
-        // This lane's row: of queries, keys or values; and its slot.
-        const int unit = first + place.row(), head_of_all = unit % of_token;
-        const int64_t token = first_token + unit / of_token;
-        const bool present = unit < tokens_here * of_token && token < x.tokens;
-        const bool is_query = head_of_all < x.heads, is_key = !is_query && head_of_all < x.heads + x.heads_kv;
-        const int head = is_query ? head_of_all : (head_of_all - x.heads) % x.heads_kv;
+        // This lane's row, and its slot.
+        const ProjectionRow lane_row(x, first_token, tokens_here, first + place.row());
+        const int64_t token = lane_row.token;
+        const int head = lane_row.head;
+        const bool present = lane_row.present, is_query = lane_row.is_query, is_key = lane_row.is_key;
         const int cols = is_query || is_key ? x.dim : x.dim_v;
-        const Element *source = is_query ? x.q.row(token, head) : is_key ? x.k.row(token, head) : x.v.row(token, head);
+        const Element *source = lane_row.source(x);
         const long long slot = present && !is_query ? slots[token] : -1;
         const bool stored = is_slot(slot, count) && (!claims || claims[slot] == token);
 #pragma unroll 1
@@ -125,7 +280,7 @@ __device__ inline void append_qkv(NormShared &shared, const Projection<Element> 
                             sums.y = fmaf(values[i][1][j], values[i][1][j], sums.y);
                         }
                     const float squares =
-                        row_sums<false>(shared, turn, place.lanes, {sums.x + sums.y, 0.0f}).x / float(x.dim);
+                        row_sums<false>(shared.sums, turn, place.lanes, {sums.x + sums.y, 0.0f}).x / float(x.dim);
                     factor = 1.0f / sqrtf(squares + norms.eps);
                 }
                 const auto normed = [&](float value, float of_weight) {
@@ -184,19 +339,7 @@ __device__ inline void append_qkv(NormShared &shared, const Projection<Element> 
                     target.quantized.store(token * x.heads + head, column, x.dim, present && is_query, copy);
                 }
                 if (writes) {
-                    const CacheRows &k = keys.rows, &v = values_to.rows;
-                    const auto strides = [is_key](const PageStrides &of_k, const PageStrides &of_v) {
-                        return PageStrides{is_key ? of_k.page : of_v.page, is_key ? of_k.head : of_v.head,
-                                           is_key ? of_k.token : of_v.token};
-                    };
-                    const CacheTarget here = {
-                        {is_key ? k.codes : v.codes, is_key ? k.scales : v.scales,
-                         strides(k.code_strides, v.code_strides), strides(k.scale_strides, v.scale_strides)},
-                        is_key ? keys.mean : nullptr,
-                        is_query ? nullptr
-                        : is_key ? keys.global_scale
-                                 : values_to.global_scale,
-                        is_key ? keys.rule : values_to.rule};
+                    const CacheTarget here = target_of(is_key, keys, values_to);
                     here.store(format, page, row, head, column, cols, stored && column < cols, some);
                 }
 #pragma unroll
@@ -204,13 +347,36 @@ __device__ inline void append_qkv(NormShared &shared, const Projection<Element> 
             }
         }
     }
+}
+
+// Blocks divide the tokens evenly.
+template <class Element>
+__device__ inline void append_qkv(NormRowsShared &shared, QkvTokens<Element> of) {
+    const Projection<Element> &x = of.x;
+    const int tokens_here = ceil_div(int(x.tokens), int(gridDim.x)), first_token = blockIdx.x * tokens_here;
+    of.tokens_here = tokens_here, of.first_token = first_token;
+    const auto whole = [&x](const HeadRows<const Element> &rows) {
+        return is_whole_rows(rows.first, rows.token_stride | rows.head_stride, x.dim);
+    };
+    const bool straight = x.dim == x.dim_v && whole(x.q) && whole(x.k) && whole(x.v) && is_chunk(of.norms.q_weight) &&
+                          is_chunk(of.norms.k_weight) && of.rotation.straight(NormLanes(x.dim), x.dim);
+    if constexpr (sizeof(Element) == 2) {
+        const bool alike = of.format == (tile::is_bf16<Element> ? CacheFormat::bf16 : CacheFormat::f16) &&
+                           of.target.out && !of.keys.mean && !of.keys.global_scale && !of.values_to.global_scale;
+        if (straight && alike) append_straight<Element, true>(shared, of);
+        else if (straight) append_straight<Element, false>(shared, of);
+        else append_any(shared, of);
+    } else {
+        append_any(shared, of);
+    }
     // Remove the claims of the block's tokens.
-    if (!claims) return;
+    if (!of.claims) return;
     ptx::bar_sync();   // all threads have read the claims of this block's tokens
-    const int64_t token = first_token + threadIdx.x;
-    if (int(threadIdx.x) >= tokens_here || token >= x.tokens) return;
-    const long long slot = slots[token];
-    if (is_slot(slot, count) && claims[slot] == token) claims[slot] = unclaimed;
+    for (int i = threadIdx.x; i < tokens_here; i += produce_threads) {
+        const int token = first_token + i;
+        const long long slot = token < x.tokens ? of.slots[token] : -1;
+        if (is_slot(slot, of.count) && of.claims[slot] == token) of.claims[slot] = unclaimed;
+    }
 }
 
 }   // namespace op

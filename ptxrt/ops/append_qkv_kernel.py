@@ -19,13 +19,21 @@ from .rotation_kernels import example_positions, turned
 CACHE_FORMATS = ("bf16", "f16", "mxfp8", "mxfp4", "nvfp4")
 
 
+# So many rounds of rows are enough for a block to load the next rows while it processes some, where tokens give every
+# multiprocessor several blocks.
+ROUNDS, MANY_BLOCKS = 3, 1024
+
+
 def qkv_blocks(tokens: int, rows: int, dim: int) -> int:
     """Blocks of threads for `tokens` of `rows` rows each: a block takes as many whole tokens as its lanes hold, at
-    least one."""
+    least one; those of many tokens take more."""
     lanes = 2
     while 2 * lanes * SHARE < dim:
         lanes *= 2
-    return -(-tokens // max(THREADS // lanes // rows, 1))
+    at_once = THREADS // lanes
+    of_block = max(at_once // rows, 1)
+    many = max(ROUNDS * at_once // rows, 1)
+    return -(-tokens // (many if tokens >= many * MANY_BLOCKS else of_block))
 
 
 def _powers(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
@@ -79,6 +87,7 @@ def _case(holds: str, dim: int, width: int, ending: str | None = None, **rest) -
         _case("mxfp4", 128, 128, "mxfp4", q_weight=True, k_rule=3, v_rule=1, v_global=True, format="f16"),
         _case("nvfp4", 64, 32, "nvfp4", dim_v=160, pairs=1, out_global=True, k_global=True, claims=True, format="f32"),
         _case("nvfp4", 256, 256, heads=140, k_weight=True, claims=True, format="bf16"),
+        _case("bf16", 64, 64, heads=140, q_weight=True, k_weight=True, claims=True, format="bf16"),
     ],
     draw=dict(
         **{name: _powers for name in "qkv"},
