@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 import ptxrt
+from ptxrt import units
+from ptxrt.backend import Facts
 from ptxrt.errors import ArgumentError
+from ptxrt.ops import produce_kernels
 from ptxrt.ops.gemm_kernels import activate
 
 BF16 = ml_dtypes.bfloat16
@@ -316,6 +319,38 @@ def test_one_launch(text_machine):
     x = ptxrt.to_device(normal(9, 64, dtype=BF16))
     for name, (call, _) in CALLS.items():
         assert len(ptxrt.prepare(call, x, format="mxfp4", scale_layout="128x4").launches) == 1, name
+
+
+@pytest.mark.parametrize("format", [None, "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("name", CALLS)
+def test_no_bit_depends_on_the_number_of_blocks(text_machine, monkeypatch, name, format):
+    """One block takes all rows in turn, with the next ones in flight."""
+    x = normal(37, 2 * 288, dtype=BF16)
+    options = dict(format=format, **(dict(global_scale=1.0) if format == "nvfp4" else {}))
+    arrays = lambda y: [y.codes, y.scales] if format else [y]
+    y = arrays(CALLS[name][0](x, **options))
+    assert ptxrt.last_launches()[-1].grid[0] > 1
+    monkeypatch.setattr(produce_kernels, "_fewer", lambda blocks, room: 1)
+    for one, other in zip(arrays(CALLS[name][0](x.copy(), **options)), y):
+        assert ptxrt.last_launches()[-1].grid[0] == 1
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("blocks", [produce_kernels.norm_blocks, produce_kernels.share_blocks])
+def test_as_many_blocks_as_run_at_once(blocks):
+    """Work of many blocks is spread evenly over those that a GPU holds; less work keeps its blocks."""
+    for rows, cols in (8192, 8192), (4096, 14336), (1 << 17, 576):
+        for room in 264, 396, 510:
+            assert 0.85 * room < blocks(rows, cols, room) <= room < blocks(rows, cols)
+    assert blocks(64, 4096, 396) == blocks(64, 4096) > 1
+
+
+@pytest.mark.parametrize("name", produce_kernels.HELD)
+def test_a_multiprocessor_holds_the_declared_blocks(name):
+    launches = units.launches(name, "compute_120f")
+    for element, size in ("bf16", 2), ("f16", 2), ("f32", 4):
+        entry = f"{name}_{element}"
+        assert Facts.of(entry, launches[entry]["launch"]).min_blocks == produce_kernels.room_for(name, size, 1)
 
 
 X, QUANTIZED = normal(6, 64), ptxrt.quantize

@@ -16,7 +16,7 @@ from .attention_call import output_format
 from .gemm_kernels import ACTIVATIONS
 from .outputs import Ending, Target, check_memory, check_out, checked_ending, parts_of
 from .place import Place, as_rows, copied_to
-from .produce_kernels import activate_rows, gate_rows, norm_blocks, norm_rows, share_blocks, written_rows
+from .produce_kernels import activate_rows, gate_rows, norm_blocks, norm_rows, room_for, share_blocks, written_rows
 from .quantized import Packed, QuantizedArray
 
 if TYPE_CHECKING:
@@ -503,13 +503,14 @@ class _Call:
     def run(self, place: Place, kernel, blocks, inputs, options: dict[str, Any], lead: tuple[int, ...] | None = None):
         """Launch a kernel on rows and return the result.
 
-        blocks: function of rows and columns that gives the blocks of threads; None for kernels that derive them. lead:
-        the axes of rows, if there are several.
+        blocks: function of rows, columns and room for blocks that gives the blocks of threads; None for kernels that
+        derive them. lead: the axes of rows, if there are several.
         """
         if blocks:
             rows, cols = math.prod(self.shape[:-1]), self.shape[-1]
             swizzled = self.ending is not None and self.ending.layout.scale_layout != "linear"
-            options = dict(options, blocks=max(blocks(written_rows(rows, swizzled), cols), 1))
+            room = room_for(kernel.name, inputs[0].dtype.itemsize, place.backend.multiprocessors)
+            options = dict(options, blocks=max(blocks(written_rows(rows, swizzled), cols, room), 1))
         if self.ending:
             level = self.ending.level(place)
             codes, scales = self.ending.buffers(place, self.out)

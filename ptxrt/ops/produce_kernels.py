@@ -25,23 +25,38 @@ def written_rows(rows: int, swizzled: bool) -> int:
     return -(-rows // SCALE_TILE_ROWS) * SCALE_TILE_ROWS if swizzled else rows
 
 
-def _fewer(blocks: int) -> int:
-    """Return a smaller number of blocks, each with the work of up to 8, if there are many: a block loads its next rows
-    while it works."""
+# Blocks that a multiprocessor holds, `min_blocks` of the entries: for elements of 16 bits, and for float32.
+HELD = dict(norm_rows=(3, 2), activate_rows=(3, 3), gate_rows=(3, 2), rope_rows=(2, 2), take_rows=(3, 3))
+
+
+def room_for(kernel: str, element_bytes: int, multiprocessors: int) -> int:
+    """Return how many blocks of a kernel run at a time."""
+    return HELD[kernel][element_bytes == 4] * multiprocessors
+
+
+def _fewer(blocks: int, room: int) -> int:
+    """Return a smaller number of blocks, each with the work of several, if there are many: a block loads its next rows
+    while it works.
+
+    If the GPU has room for a quarter of them at most, as many as run at once, with equal work: no second wave begins,
+    and none ends alone. A machine with room for few, such as the emulator, takes up to _MANY_BLOCKS, or an eighth.
+    """
+    if _MANY_BLOCKS // 8 <= room <= blocks // 4:
+        return -(-blocks // -(-blocks // room))
     return max(min(blocks, _MANY_BLOCKS), -(-blocks // 8))
 
 
-def share_blocks(rows: int, cols: int) -> int:
-    """Return the blocks of threads for rows whose shares are processed independently."""
-    return _fewer(-(-rows * -(-cols // (2 * SHARE)) * 2 // THREADS))
+def share_blocks(rows: int, cols: int, room: int = 0) -> int:
+    """Return the blocks of threads for rows whose shares are processed independently. room: how many run at a time."""
+    return _fewer(-(-rows * -(-cols // (2 * SHARE)) * 2 // THREADS), room)
 
 
-def norm_blocks(rows: int, cols: int) -> int:
+def norm_blocks(rows: int, cols: int, room: int = 0) -> int:
     """Return the blocks of threads for norms: each row has as many lanes as hold it in registers."""
     lanes = 2
     while 2 * lanes * SHARE < cols and lanes < THREADS:
         lanes *= 2
-    return _fewer(-(-rows * lanes // THREADS))
+    return _fewer(-(-rows * lanes // THREADS), room)
 
 
 def derived_blocks(blocks, rows: tuple[str, ...] = ("rows",)) -> dict:
