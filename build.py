@@ -50,6 +50,9 @@ TOOLKIT_PINS = (
 )  # the toolkit's wheels; without `cccl`, cuda_bf16.h does not compile
 
 NVCC_FLAGS = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Werror", "all-warnings"]
+# Since C++17 libstdc++'s <cmath> includes the special functions: an eighth of the time of a small unit. This guard
+# leaves them out. It changes no byte of a text, so records do not name it.
+QUICKER_FLAGS = ["-D_GLIBCXX_BITS_SPECFUN_H=1"]
 # Kept texts have line numbers, for the emulator. In binaries they would make up two thirds of the wheel.
 LINES_FLAG = "-lineinfo"
 PTXAS_FLAGS = ["-suppress-debug-info"]
@@ -467,7 +470,8 @@ def compile_text(unit, target, sources, tools, folder, extent):
     ptx = folder / f"{unit.unit}.{target.compute}.ptx"
     arch = ["-gencode", f"arch={target.compute},code={target.compute}", *target.lines]
     files = ["-I", sources.name, f"{sources.name}/{unit.source.name}", "-o", ptx]
-    code, log = output_of([tools.nvcc, "-ptx", *arch, *NVCC_FLAGS, *unit.defines, *files], cwd=sources.parent)
+    flags = [*NVCC_FLAGS, *QUICKER_FLAGS, *unit.defines]
+    code, log = output_of([tools.nvcc, "-ptx", *arch, *flags, *files], cwd=sources.parent)
     if code:
         raise CompileFailure(f"{unit.unit}: nvcc failed for {target.compute}\n{log.strip()}")
     if log.strip():
