@@ -114,6 +114,21 @@ def test_tokens_appended_at_once_and_one_at_a_time(machine, rng, format):
             np.testing.assert_array_equal(x.to_numpy(), caches[1].arrays[name].to_numpy())
 
 
+@pytest.mark.parametrize("format", ["bf16", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("dtype", [BF16, np.float32])
+def test_rows_that_begin_anywhere(machine, rng, format, dtype):
+    """Rows at odd addresses, of heads that leave lanes idle, give the bytes of aligned rows."""
+    k, v = normal(rng, 6, 5, 96, dtype=dtype), normal(rng, 6, 5, 32, dtype=dtype)
+    apart = [ptxrt.to_device(np.pad(x, [(0, 0), (0, 0), (1, 2)]))[:, :, 1:-2] for x in (k, v)]
+    caches = [ptxrt.KVCache(3, 2, 5, 96, 32, format=format) for _ in range(2)]
+    slots = rng.permutation(6)
+    for cache, rows in zip(caches, (map(ptxrt.to_device, (k, v)), apart)):
+        cache.append(*rows, ptxrt.to_device(slots))
+    for name, x in caches[0].arrays.items():
+        if x is not None:
+            np.testing.assert_array_equal(x.to_numpy(), caches[1].arrays[name].to_numpy())
+
+
 def test_copied_pages_are_forks(machine, rng):
     k, v = sequences(rng, [40])
     cache, table = filled(rng, k, v, [40], spare=4)
