@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "../ptx/access.cuh"
+#include "../ptx/cp_async_run.cuh"
 #include "../tile/few_rows.cuh"
 #include "../tile/lanes.cuh"
 #include "gemm.cuh"
@@ -107,15 +108,20 @@ struct FewRowsOfA {
         for (int i = 0; i < pointers; ++i) scales[i] = scales_of[8 * i];
     }
 
+    // A pointer from shared memory. Where two blocks share the registers, it is read again for each load.
+    __device__ static const uint8_t *begin_of(const uint8_t *const &pointer) {
+        if constexpr (few_blocks > 1) return *const_cast<const uint8_t *const volatile *>(&pointer);
+        else return pointer;
+    }
     // Loads fragment `number`, counted from the first one of this unit on.
     __device__ void load(int number) {
         const int step = number / tiles, tile = number % tiles;
-        const uint8_t *const from = (held ? codes[tile % pointers] : codes_of[8 * tile]) + at + 64 * step;
+        const uint8_t *const from = (held ? codes[tile % pointers] : begin_of(codes_of[8 * tile])) + at + 64 * step;
         const bool present = left > 64 * step;
         uint32_t (&words)[4] = word[number % slots];
-        if constexpr (held) {
+        if constexpr (held || few_blocks > 1) {
             ptx::ld_global_nc_16(words, from, present);
-        } else {   // a branch, so that its pointer needs no register before and behind it
+        } else {   // a branch, so that the pointer needs no register before and behind it
             const uint4 chunk = present ? __ldg(reinterpret_cast<const uint4 *>(from)) : uint4{};
             words[0] = chunk.x, words[1] = chunk.y, words[2] = chunk.z, words[3] = chunk.w;
         }
@@ -168,8 +174,8 @@ struct FewRowsOfB {
     __device__ void copy(uint32_t offset) {
 #pragma unroll
         for (int i = 0; i < few_cols / 4; ++i)
-            ptx::cp_async_cg_16((target ^ 16 * Lines::swizzle(4 * (i % 2))) + offset + 4 * Ring::line * i,
-                                source + i * step, left > 0 && i < there);
+            ptx::cp_async_cg_16_of_run((target ^ 16 * Lines::swizzle(4 * (i % 2))) + offset + 4 * Ring::line * i,
+                                       source + i * step, left > 0 && i < there);
         source += Ring::line, left -= Ring::line;
     }
 
@@ -290,7 +296,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     constexpr int steps_of_unit = Ring::unit / (4 * values), units_at_once = steps_of_unit > 1 ? 1 : Ring::units;
     constexpr int steps = units_at_once * steps_of_unit;
     constexpr int bytes = values * FormatB::bits / 8, words = bytes / 4;
-    const int warp = threadIdx.x / 32;
+    const int warp = ptx::of_this_branch(threadIdx.x / 32);
     Ring &ring = shared.warp[warp].ring;
 
     // The units of this warp's run, and their copies.

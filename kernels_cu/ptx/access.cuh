@@ -1,4 +1,4 @@
-// Loads from global memory that C++ has no expression for.
+// Access to global memory that C++ has no expression for, and values that the compiler must not share.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,13 @@ __device__ inline void ld_global_nc_16(uint32_t (&words)[4], const void *global,
         "@p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4]; }"
         : "=&r"(words[0]), "=&r"(words[1]), "=&r"(words[2]), "=&r"(words[3])
         : "l"(__cvta_generic_to_global(global)), "r"(int(present)));
+}
+
+// The same number, which the compiler does not know to be the same: what is computed from it on one branch is not
+// computed before the branch for others too, and needs no register on those.
+__device__ inline int of_this_branch(int number) {
+    asm volatile("mov.b32 %0, %0;" : "+r"(number));
+    return number;
 }
 
 }   // namespace ptx
