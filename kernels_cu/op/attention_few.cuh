@@ -70,13 +70,22 @@ struct FewTiling {
     static constexpr int exchanged = dim <= 128 ? 32 : 64;   // columns of a node that warps exchange at once
     static constexpr int blocks = dim <= 128 ? 2 : 1;
     using Node = tile::WarpNode<exchanged>;
-    static constexpr int spilled = dim <= 128 ? 96 : 800;   // bytes; the O of large heads leaves few registers
+    static constexpr int spilled = dim <= 128 ? 96 : 2048;   // bytes; the O of large heads leaves few registers
     static constexpr bool keeps_q = dim <= 64;              // in registers; else in shared memory
 
     // Shared memory of a warp: first room for an expanded unit of columns or for a node, then the ring.
     static constexpr int unit_bytes = sizeof(typename Units::Columns);
     static constexpr int expanded_bytes = unit_bytes > int(sizeof(Node)) ? unit_bytes : int(sizeof(Node));
     static constexpr int arena_bytes = tile::few_arena_bytes<dim>;
+
+    // The units of rows that a warp copies, waits for and multiplies at once: as many as leave three such batches in
+    // the ring. O of larger heads leaves registers for one unit alone.
+    static constexpr int batch_bytes = (arena_bytes - int(sizeof(Node))) / 3;
+    template <class Format>
+    static constexpr int batch = dim > 128                                                ? 1
+                                 : 4 * Units::template row_bytes<Format>() <= batch_bytes ? 4
+                                 : 2 * Units::template row_bytes<Format>() <= batch_bytes ? 2
+                                                                                          : 1;
     struct alignas(128) Arena {
         char bytes[arena_bytes];
     };
@@ -87,11 +96,11 @@ struct FewTiling {
     static_assert(sizeof(Node) % 128 == 0 && sizeof(Shared) <= ptx::shared_bytes_per_block, "the rings fit");
 };
 
-// A warp's ring of units. `begin` is its offset in the arena, `unit_bytes` the size of a unit. A warp waits for a
-// `batch` of units at once; the ring has `batches` of them. in_place: columns of V are expanded in their unit, which
-// has room for that if keys have 16 bits.
+// A warp's ring. `begin` is its offset in the arena. A slot holds a batch of units, of keys or of values. in_place:
+// columns of V are expanded in their slot, which has room for that if keys have 16 bits.
 struct FewRing {
-    int begin, unit_bytes, batch, batches;
+    int begin, slot_bytes, slots;
+    int k_batch, v_batch;   // units of a batch
     bool in_place;
 
     template <class Tiling>
@@ -100,18 +109,32 @@ struct FewRing {
         FewRing ring;
         ring.in_place = cached.k.format == RowFormat::plain;
         ring.begin = ring.in_place || !cached.v.has_columns() ? sizeof(typename Tiling::Node) : Tiling::expanded_bytes;
-        ring.unit_bytes =
-            max(Units::bytes(cached.k.format, false), Units::bytes(cached.v.format, cached.v.has_columns()));
-        const int fitting = (Tiling::arena_bytes - ring.begin) / ring.unit_bytes;
-        ring.batch = fitting >= 16 ? 4 : fitting >= 8 ? 2 : 1;
-        ring.batches = min(fitting / ring.batch, 4);
+        const auto batch_of = [](RowFormat format, int &bytes) {
+            int units;
+            tile::with_format<typename Tiling::Element>(format, [&](auto of) {
+                units = Tiling::template batch<decltype(of)>;
+                bytes = units * Units::template row_bytes<decltype(of)>();
+            });
+            return units;
+        };
+        int k_bytes, v_bytes;
+        ring.k_batch = batch_of(cached.k.format, k_bytes), ring.v_batch = batch_of(cached.v.format, v_bytes);
+        if (cached.v.has_columns()) {
+            v_bytes = Units::column_bytes(cached.v.format);
+            ring.v_batch = ring.in_place ? 1 : max(k_bytes / v_bytes, 1) >= 4 ? 4 : 2 * v_bytes <= k_bytes ? 2 : 1;
+            v_bytes *= ring.v_batch;
+        }
+        ring.slot_bytes = max(k_bytes, v_bytes);
+        const int fitting = (Tiling::arena_bytes - ring.begin) / ring.slot_bytes;
+        ring.slots = fitting >= 8 ? 8 : min(fitting, 4);
         return ring;
     }
 
-    // Waits until the oldest batch has landed, with `batches` - 1 in flight.
+    // Waits until the oldest batch has landed, with `slots` - 2 behind it in flight.
     __device__ void wait() const {
-        if (batches == 4) ptx::cp_async_wait_group<2>();
-        else if (batches == 3) ptx::cp_async_wait_group<1>();
+        if (slots == 8) ptx::cp_async_wait_group<6>();
+        else if (slots == 4) ptx::cp_async_wait_group<2>();
+        else if (slots == 3) ptx::cp_async_wait_group<1>();
         else ptx::cp_async_wait_group<0>();
     }
 };
@@ -151,7 +174,8 @@ struct UnitCursor {
     }
 };
 
-// s[j] = s[j + by]. Rolled loops over units then use the same registers, s[0] or the last ones, in every iteration.
+// s[j] = s[j + by]. Rolled loops over units then use the same registers, the first or the last ones, in every
+// iteration.
 template <int by, int tiles>
 __device__ inline void move_up(tile::Accumulator (&s)[tiles]) {
 #pragma unroll
@@ -214,9 +238,9 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     // The ring, and the cursor of the copies.
     char *const arena = shared.arena[warp].bytes;
     const FewRing ring = FewRing::of(cached, Tiling{});
-    const int ring_end = ring.begin + ring.batches * ring.batch * ring.unit_bytes;
+    const int ring_end = ring.begin + ring.slots * ring.slot_bytes;
     UnitCursor<units> coming(first_node, end_node, first_tile, end_tile, warp);
-    int filled = ring.begin;   // offset of the next unit
+    int filled = ring.begin;   // offset of the next slot
     // The pages of the units of a tile: lanes i, i + 4, ... hold that of unit i. They are loaded one tile ahead.
     const auto pages_of = [&](const UnitCursor<units> &cursor) {
         if (table.shift < 0 || !cursor.there()) return 0;
@@ -263,19 +287,18 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         if (coming.part < units) copy(cached.k, k_rows, std::true_type{});
         else copy(cached.v, v_rows, std::false_type{});
     };
-    // Copies a batch of units, each within one page, from `first` on.
+    // Copies a batch of units, each within one page, from key `first` on.
     const auto fetch_whole = [&](int part, int first, const RowFormat of, const PagedRows &from, auto keys) {
         tile::with_format<Element>(of, [&](auto format) {
-#pragma unroll 1
-            for (int i = 0; i < ring.batch; ++i) {
+            using Format = decltype(format);
+#pragma unroll
+            for (int i = 0; i < Tiling::template batch<Format>; ++i) {
                 const int page = tile::of_unit(pages_here, part + i), row = table.row_of(first + i * tile::cached_rows);
-                const uint32_t unit = arena_address + filled + i * ring.unit_bytes;
-                Units::copy_whole(
-                    unit, keys, from.chunks, from.code_strides.token,
-                    [&](int of_unit) { return from.code_strides.row(from.codes, page, row + of_unit); }, format);
-                Units::copy_whole_scales(
-                    unit, from.scale_bytes, from.scale_strides.token,
-                    [&](int of_unit) { return from.scale_strides.row(from.scales, page, row + of_unit); }, format);
+                const uint32_t unit = arena_address + filled + i * Units::template row_bytes<Format>();
+                Units::copy_whole(unit, keys, from.chunks, from.code_strides.token,
+                                  from.code_strides.row(from.codes, page, row), format);
+                Units::copy_whole_scales(unit, from.scale_bytes, from.scale_strides.token,
+                                         from.scale_strides.row(from.scales, page, row), format);
             }
         });
     };
@@ -296,22 +319,25 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 pages_next = pages_of(after);
             }
             const bool keys = coming.part < units;
-            if ((keys ? k_whole : v_whole) && first >= first_key && first + ring.batch * tile::cached_rows <= end_key) {
+            const int batch = keys ? ring.k_batch : ring.v_batch;
+            if ((keys ? k_whole : v_whole) && first >= first_key && first + batch * tile::cached_rows <= end_key) {
                 if (keys) fetch_whole(part, first, cached.k.format, k_rows, std::true_type{});
                 else fetch_whole(part, first, cached.v.format, v_rows, std::false_type{});
             } else {
+                const CachedArray &array = keys ? cached.k : cached.v;
+                const int bytes =
+                    !keys && array.has_columns() ? Units::column_bytes(array.format) : Units::bytes(array.format);
 #pragma unroll 1
-                for (int i = 0; i < ring.batch; ++i) fetch_unit(part + i, arena + filled + i * ring.unit_bytes);
+                for (int i = 0; i < batch; ++i) fetch_unit(part + i, arena + filled + i * bytes);
             }
-            coming.advance(ring.batch);
-            const int bytes = ring.batch * ring.unit_bytes;
-            filled = filled + bytes == ring_end ? ring.begin : filled + bytes;
+            coming.advance(batch);
+            filled = filled + ring.slot_bytes == ring_end ? ring.begin : filled + ring.slot_bytes;
         }
         ptx::cp_async_commit_group();
     };
-    // Fill the ring except for one batch.
+    // Fill the ring except for one slot.
 #pragma unroll 1
-    for (int i = 0; i < ring.batches - 1; ++i) fetch();
+    for (int i = 0; i < ring.slots - 1; ++i) fetch();
 
     // Q, in registers or in shared memory.
     tile::FragmentA all_q[dim / 16];
@@ -338,7 +364,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     const int lane_queries[2] = {problem.query_of(first_row + tile::accumulator_row(0)),
                                  problem.query_of(first_row + tile::accumulator_row(2))};
     const uint32_t of_columns = tile::address_b(*reinterpret_cast<Columns *>(arena)) - arena_address;
-    int read = ring.begin;   // offset of the unit that is read next
+    int read = ring.begin;   // offset of the slot that is read next
 
     // All nodes: the softmax over the warp's tiles, then the sum of the four warps.
     UnitCursor<units> here(first_node, end_node, first_tile, end_tile, warp);
@@ -356,23 +382,29 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             const bool isolates = !common && (first_query != last_query || cached.v.has_columns());
             tile::Accumulator s[1][2 * units];   // scores, then weights as round_weights leaves them
 #pragma unroll 1
-            for (int part = 0; part < 2 * units; ++part) {
-                if ((part & (ring.batch - 1)) == 0) {
-                    ring.wait();
-                    ptx::bar_warp_sync();   // all lanes see this batch and have read the one before
-                    fetch();
-                }
-                const RowFormat format = part < units ? cached.k.format : cached.v.format;
-                char *const unit = arena + read;
-                read = read + ring.unit_bytes == ring_end ? ring.begin : read + ring.unit_bytes;
+            for (int part = 0; part < 2 * units;) {
+                ring.wait();
+                ptx::bar_warp_sync();   // all lanes see this batch and have read the one before
+                fetch();
+                char *const slot = arena + read;
+                read = read + ring.slot_bytes == ring_end ? ring.begin : read + ring.slot_bytes;
                 if (part < units) {
-                    // Keys: the scores of 16 keys. After the last of them, the softmax of the tile.
-                    tile::Accumulator sum[2] = {};
-                    tile::with_format<Element>(format, [&](auto of) { Units::multiply_keys(sum, unit, query, of); });
-                    move_up<2>(s[0]);
-                    tile::copy(s[0][2 * units - 2], sum[0]);
-                    tile::copy(s[0][2 * units - 1], sum[1]);
-                    if (part < units - 1) continue;
+                    // Keys: the scores of a batch. After the last of them, the softmax of the tile.
+                    tile::with_format<Element>(cached.k.format, [&](auto of) {
+                        constexpr int groups = 2 * Tiling::template batch<decltype(of)>, at_once = dim > 128    ? 1
+                                                                                                   : groups < 4 ? groups
+                                                                                                                : 4;
+                        move_up<groups>(s[0]);
+#pragma unroll
+                        for (int group = 0; group < groups; group += at_once) {
+                            tile::Accumulator sums[at_once] = {};
+                            Units::multiply_keys(sums, slot, group, query, of);
+#pragma unroll
+                            for (int j = 0; j < at_once; ++j) tile::copy(s[0][2 * units - groups + group + j], sums[j]);
+                        }
+                    });
+                    part += ring.k_batch;
+                    if (part < units) continue;
                     if (!common || problem.transforms_scores())
                         mask_scores<tile::NaturalKeys>(s, problem, first_row, tile_key, scale);
                     softmax.take(s, factor);
@@ -380,73 +412,99 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                     continue;
                 }
                 // Values: o += P V, in one pass for all queries, or in a pass for each query with only its keys.
-                const auto each_pass = [&](auto &&add) {
-                    if (!isolates) return add(std::false_type{}, 0);
-#pragma unroll 1
-                    for (int query = first_query; query <= last_query; ++query) add(std::true_type{}, query);
-                };
-                const auto add_to = [&](tile::Accumulator &o, const tile::FragmentA &p, const tile::FragmentB &b,
-                                        auto isolated, int query, int first) {
-                    if constexpr (!isolated) {
-                        tile::multiply(o, p, b, Element{});
-                    } else {
-                        const int begin = problem.first_visible(query) - first,
-                                  end = problem.end_visible(query) - first;
-                        const auto seen = tile::pair_masks([&](int key) { return key >= begin && key < end; });
-                        const tile::FragmentB shown = {b[0] & seen.pair[0], b[1] & seen.pair[1]};
-                        tile::Accumulator sum;
-                        tile::copy(sum, o);
-                        tile::multiply(sum, p, shown, Element{});
+                const auto add_shown = [&](tile::Accumulator &o, const tile::FragmentA &p, const tile::FragmentB &b,
+                                           int query, int first) {
+                    const int begin = problem.first_visible(query) - first, end = problem.end_visible(query) - first;
+                    const auto seen = tile::pair_masks([&](int key) { return key >= begin && key < end; });
+                    tile::Accumulator sum;
+                    tile::copy(sum, o);
+                    tile::multiply(sum, p, tile::FragmentB{b[0] & seen.pair[0], b[1] & seen.pair[1]}, Element{});
 #pragma unroll
-                        for (int i = 0; i < 4; ++i)
-                            if (lane_queries[i / 2] == query) o[i] = sum[i];
-                    }
+                    for (int i = 0; i < 4; ++i)
+                        if (lane_queries[i / 2] == query) o[i] = sum[i];
                 };
                 if (!cached.v.has_columns()) {
-                    // A unit of rows: 16 keys, all columns.
-                    tile::FragmentA p;
-                    weights_of(p, s[0][0]);
-                    move_up<1>(s[0]);
-                    each_pass([&](auto isolated, int query) {
-                        tile::with_format<Element>(format, [&](auto of) {
-                            const auto add = [&](int j, const tile::FragmentB &b) {
-                                add_to(softmax.o[0][j], p, b, isolated, query,
-                                       tile_key + (part - units) * tile::cached_rows);
-                            };
-                            Units::for_values(unit, add, of);
-                        });
+                    // Units of rows: 16 keys, all columns.
+                    tile::with_format<Element>(cached.v.format, [&](auto of) {
+                        constexpr int batch = Tiling::template batch<decltype(of)>;
+                        constexpr int bytes = Units::template row_bytes<decltype(of)>();
+                        if (!isolates) {
+#pragma unroll
+                            for (int i = 0; i < batch; ++i) {
+                                tile::FragmentA p;
+                                weights_of(p, s[0][i]);
+                                Units::for_values(
+                                    slot + i * bytes,
+                                    [&](int j, const tile::FragmentB &b) {
+                                        tile::multiply(softmax.o[0][j], p, b, Element{});
+                                    },
+                                    of);
+                            }
+                            move_up<batch>(s[0]);
+                            return;
+                        }
+#pragma unroll 1
+                        for (int i = 0; i < batch; ++i) {
+                            tile::FragmentA p;
+                            weights_of(p, s[0][0]);
+                            move_up<1>(s[0]);
+#pragma unroll 1
+                            for (int query = first_query; query <= last_query; ++query)
+                                Units::for_values(
+                                    slot + i * bytes,
+                                    [&](int j, const tile::FragmentB &b) {
+                                        add_shown(softmax.o[0][j], p, b, query,
+                                                  tile_key + (part - units + i) * tile::cached_rows);
+                                    },
+                                    of);
+                        }
                     });
                 } else {
-                    // A unit of columns: a quarter of the columns, all keys of the tile.
-                    char *const expanded = ring.in_place ? unit : arena;
-                    ptx::bar_warp_sync();   // all lanes have read what was expanded before
-                    tile::with_block_format<Element>(format, [&](auto block) {
-                        Units::expand_columns(*reinterpret_cast<Columns *>(expanded), unit, part - units, block);
-                    });
-                    ptx::bar_warp_sync();   // all lanes see the expanded columns
-                    const uint32_t columns_address =
-                        static_cast<uint32_t>(__cvta_generic_to_shared(expanded)) + of_columns;
-                    static_for<units>([&](auto quarter) {
-                        if (part - units != quarter) return;
-                        tile::Accumulator *o = softmax.o[0] + quarter * (columns / 4);
-                        each_pass([&](auto isolated, int query) {
-#pragma unroll
-                            for (int step = 0; step < units; ++step) {
-                                tile::FragmentA p;
-                                weights_of(p, s[0][step]);
-#pragma unroll
-                                for (int pair = 0; pair < Units::quarter / 16; ++pair) {
-                                    tile::FragmentB b[2];
-                                    tile::load_b<Columns>(b, columns_address, 16 * pair, 2 * step);
-#pragma unroll
-                                    for (int half = 0; half < 2; ++half)
-                                        add_to(o[2 * pair + half], p, b[half], isolated, query,
-                                               tile_key + step * tile::cached_rows);
-                                }
-                            }
+                    // Units of columns: a quarter of the columns, all keys of the tile.
+                    const int bytes = Units::column_bytes(cached.v.format);
+#pragma unroll 1
+                    for (int i = 0; i < ring.v_batch; ++i) {
+                        char *const unit = slot + i * bytes, *const expanded = ring.in_place ? unit : arena;
+                        ptx::bar_warp_sync();   // all lanes have read what was expanded before
+                        tile::with_block_format<Element>(cached.v.format, [&](auto block) {
+                            Units::expand_columns(*reinterpret_cast<Columns *>(expanded), unit, part - units + i,
+                                                  block);
                         });
-                    });
+                        ptx::bar_warp_sync();   // all lanes see the expanded columns
+                        const uint32_t columns_address =
+                            static_cast<uint32_t>(__cvta_generic_to_shared(expanded)) + of_columns;
+                        static_for<units>([&](auto quarter) {
+                            if (part - units + i != quarter) return;
+                            tile::Accumulator *o = softmax.o[0] + quarter * (columns / 4);
+                            const auto add = [&](auto &&add_to) {
+#pragma unroll
+                                for (int step = 0; step < units; ++step) {
+                                    tile::FragmentA p;
+                                    weights_of(p, s[0][step]);
+#pragma unroll
+                                    for (int pair = 0; pair < Units::quarter / 16; ++pair) {
+                                        tile::FragmentB b[2];
+                                        tile::load_b<Columns>(b, columns_address, 16 * pair, 2 * step);
+#pragma unroll
+                                        for (int half = 0; half < 2; ++half)
+                                            add_to(o[2 * pair + half], p, b[half], step);
+                                    }
+                                }
+                            };
+                            if (!isolates) {
+                                add([](tile::Accumulator &o, const tile::FragmentA &p, const tile::FragmentB &b, int) {
+                                    tile::multiply(o, p, b, Element{});
+                                });
+                                return;
+                            }
+#pragma unroll 1
+                            for (int query = first_query; query <= last_query; ++query)
+                                add([&](tile::Accumulator &o, const tile::FragmentA &p, const tile::FragmentB &b,
+                                        int step) { add_shown(o, p, b, query, tile_key + step * tile::cached_rows); });
+                        });
+                    }
                 }
+                part += ring.v_batch;
             }
         }
         softmax.finish();

@@ -95,16 +95,16 @@ struct CachedPlain {
 };
 
 // The block formats. block: values per scale; chunk_values: values in 16 bytes of codes. scales() converts the bytes of
-// two scales to a pair of factors. pairs() expands a word of codes: pair j is code j of its low half and code j of its
-// high half. expand() expands eight number `eight` of a chunk of codes, in order.
+// two scales, the low byte first, to a pair of factors. pairs() expands a word of codes: pair j is code j of its low
+// half and code j of its high half. expand() expands eight number `eight` of a chunk of codes, in order.
 
 // e2m1 times ue4m3, times 2^-7: exact in f16 and bf16.
 template <class Element>
 struct CachedNvfp4 {
     static constexpr int bits = 4, block = 16, chunk_values = 32;
 
-    __device__ static uint32_t scales(uint32_t low, uint32_t high) {
-        const uint32_t pair = ptx::cvt_rn_f16x2_ue4m3x2(low | high << 8);
+    __device__ static uint32_t scales(uint32_t bytes) {
+        const uint32_t pair = ptx::cvt_rn_f16x2_ue4m3x2(bytes);
         if constexpr (is_bf16<Element>) {   // bf16 pairs of e2m1 codes are 2^-126 times the values
             const float2 values = unpack_pair(pair, __half{});
             return ptx::cvt_rn_bf16x2_f32(values.y * 0x1p119f, values.x * 0x1p119f);
@@ -125,9 +125,7 @@ struct CachedMxfp4 {
     static constexpr int bits = 4, block = 32, chunk_values = 32;
     static constexpr uint32_t lift = 0x7e807e80u;   // 2^126
 
-    __device__ static uint32_t scales(uint32_t low, uint32_t high) {
-        return ptx::cvt_rn_bf16x2_ue8m0x2(low | high << 8);
-    }
+    __device__ static uint32_t scales(uint32_t bytes) { return ptx::cvt_rn_bf16x2_ue8m0x2(bytes); }
     __device__ static void pairs(uint32_t word, uint32_t scale, uint32_t (&pairs)[4]) {
         e2m1_pairs<__nv_bfloat16>(word, pairs, lift, scale);
     }
@@ -140,9 +138,7 @@ struct CachedMxfp4 {
 struct CachedMxfp8 {
     static constexpr int bits = 8, block = 32, chunk_values = 16;
 
-    __device__ static uint32_t scales(uint32_t low, uint32_t high) {
-        return ptx::cvt_rn_bf16x2_ue8m0x2(low | high << 8);
-    }
+    __device__ static uint32_t scales(uint32_t bytes) { return ptx::cvt_rn_bf16x2_ue8m0x2(bytes); }
     __device__ static void pairs(uint32_t word, uint32_t scale, uint32_t (&pairs)[2]) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -248,12 +244,25 @@ struct CachedUnits {
     __device__ static int row_chunks(RowFormat format) { return dim * bits_of(format) / 128; }
     __device__ static int scale_step(RowFormat format) { return max(blocks_of(format, dim), 4); }
 
-    // Bytes of a unit in shared memory, a multiple of what swizzles need.
-    __device__ static int bytes(RowFormat format, bool columns) {
-        if (format == RowFormat::plain) return sizeof(Rows);
+    // Words of scales from a token to the next one.
+    template <class Format>
+    static constexpr int scale_words = dim / Format::block > 4 ? dim / Format::block / 4 : 1;
+
+    // Bytes of a unit of rows in shared memory, a multiple of what swizzles need.
+    template <class Format>
+    __host__ __device__ static constexpr int row_bytes() {
+        if constexpr (Format::bits == 16) return sizeof(Rows);
+        else return ceil_div(cached_rows * (dim * Format::bits / 8 + 4 * scale_words<Format>), 128) * 128;
+    }
+    __device__ static int bytes(RowFormat format) {
+        int bytes;
+        with_format<Element>(format, [&](auto of) { bytes = row_bytes<decltype(of)>(); });
+        return bytes;
+    }
+    // The same for a unit of columns of a block format.
+    __device__ static int column_bytes(RowFormat format) {
         const ValueScales scales(format);
-        const int of_scales = columns ? 128 * scales.steps * scales.groups(quarter) : cached_rows * scale_step(format);
-        return ceil_div(16 * chunks(format) + of_scales, 128) * 128;
+        return ceil_div(16 * chunks(format) + 128 * scales.steps * scales.groups(quarter), 128) * 128;
     }
 
     // The place of a token's chunk of codes in a unit, in chunks. Units are swizzled as a SharedTile, keys twice, so
@@ -275,14 +284,15 @@ struct CachedUnits {
         }
     }
 
-    // The same for 16 tokens `stride` bytes apart, in whole rounds of a warp. row_of(row) is the address of a row,
-    // which has `present` chunks.
-    template <class Format, class RowOf>
-    __device__ static void copy_whole(uint32_t unit, bool keys, int present, long long stride, RowOf &&row_of, Format) {
+    // The same for 16 tokens `stride` bytes apart from `rows` on, in whole rounds of a warp. A row has `present`
+    // chunks.
+    template <class Format>
+    __device__ static void copy_whole(uint32_t unit, bool keys, int present, unsigned stride, const char *rows_from,
+                                      Format) {
         constexpr int row_chunks = dim * Format::bits / 128, rows = 32 / row_chunks;   // of a round
         const int row = ptx::laneid() / row_chunks, chunk = ptx::laneid() % row_chunks;
         const uint32_t first = unit + 16 * place(row_chunks, keys, row, chunk);   // units are 128-byte aligned
-        const char *from = row_of(row) + 16 * chunk;
+        const char *from = rows_from + 16 * chunk + static_cast<unsigned long long>(row) * stride;
 #pragma unroll
         for (int round = 0; round < cached_rows / rows; ++round) {
             constexpr int mask = (row_chunks < 8 ? row_chunks : 8) - 1, shift = row_chunks >= 8   ? 0
@@ -290,7 +300,7 @@ struct CachedUnits {
                                                                                                   : 2;
             const int turned = rows * round >> shift & mask;   // no bit of which is set in row >> shift
             ptx::cp_async_cg_16((first ^ 16 * turned) + 512 * round, from, chunk < present);
-            from += rows * stride;
+            from += static_cast<unsigned long long>(rows) * stride;
         }
     }
 
@@ -320,18 +330,19 @@ struct CachedUnits {
     }
 
     // The scales of these tokens, 4-byte aligned, with `present` bytes each.
-    template <class Format, class RowOf>
-    __device__ static void copy_whole_scales(uint32_t unit, int present, long long stride, RowOf &&row_of, Format) {
+    template <class Format>
+    __device__ static void copy_whole_scales(uint32_t unit, int present, unsigned stride, const char *rows_from,
+                                             Format) {
         if constexpr (Format::bits < 16) {
             constexpr int of_row = scale_words<Format>, rounds = ceil_div(cached_rows * of_row, 32);
             const uint32_t target = unit + cached_rows * dim * Format::bits / 8 + 4 * ptx::laneid();
             const int word = ptx::laneid() % of_row;
-            const char *from = row_of(ptx::laneid() / of_row) + 4 * word;
+            const char *from = rows_from + 4 * word + static_cast<unsigned long long>(ptx::laneid() / of_row) * stride;
 #pragma unroll
             for (int round = 0; round < rounds; ++round) {
                 if (rounds > 1 || ptx::laneid() < cached_rows * of_row)
                     ptx::cp_async_ca<4>(target + 128 * round, from, max(min(present - 4 * word, 4), 0));
-                from += 32 / of_row * stride;
+                from += static_cast<unsigned long long>(32 / of_row) * stride;
             }
         }
     }
@@ -353,33 +364,33 @@ struct CachedUnits {
         }
     }
 
-    // sum[h] += Q K^T of keys 8 h .. 8 h + 7 of a unit: q(step) is A of an MMA.
-    template <class Format, class Query>
-    __device__ static void multiply_keys(Accumulator (&sum)[2], const char *unit, Query &&q, Format) {
+    // sum[j] += Q K^T of keys 8 (group + j) .. 8 (group + j) + 7 of consecutive units: q(step) is A of an MMA, which
+    // all groups use before the next.
+    template <int groups, class Format, class Query>
+    __device__ static void multiply_keys(Accumulator (&sum)[groups], const char *units, int group, Query &&q, Format) {
         const int key = ptx::laneid() / 4, first = ptx::laneid() % 4 * (dim / 4);
         constexpr int at_once = dim / 4 < 128 / Format::bits ? dim / 4 : 128 / Format::bits;   // values of a load
         constexpr int unrolled = dim <= 128 ? dim / 4 / at_once : 1;   // O of larger heads needs the registers
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = 8 * half + key;
-            uint32_t scale = 0;
+        KeyScales<Format, at_once> scales[groups];
 #pragma unroll unrolled
-            for (int value = 0; value < dim / 4; value += at_once) {
-                const auto words = share<Format, at_once>(unit, true, row, (first + value) / at_once);
+        for (int value = 0; value < dim / 4; value += at_once) {
+            Share<at_once * Format::bits / 32> words[groups];
 #pragma unroll
-                for (int eight = 0; eight < at_once / 8; ++eight) {
-                    if constexpr (Format::bits < 16)
-                        if ((value + 8 * eight) % Format::block == 0) {
-                            const uint32_t byte = scale_of<Format>(unit, row, first + value + 8 * eight);
-                            scale = Format::scales(byte, byte);
-                        }
+            for (int j = 0; j < groups; ++j) {
+                const char *unit = units + (group + j) / 2 * row_bytes<Format>();
+                const int row = 8 * ((group + j) % 2) + key;
+                words[j] = share<Format, at_once>(unit, true, row, (first + value) / at_once);
+                scales[j].load(unit, row, first + value, value);
+            }
+#pragma unroll
+            for (int eight = 0; eight < at_once / 8; ++eight) {
+                const FragmentA &even = q(value / 4 + 2 * eight), &odd = q(value / 4 + 2 * eight + 1);
+#pragma unroll
+                for (int j = 0; j < groups; ++j) {
                     uint32_t pairs[4];
-                    pairs_of_row<Format>(words.word + eight * Format::bits / 4, scale, pairs);
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        const FragmentB b = {pairs[2 * i], pairs[2 * i + 1]};
-                        multiply(sum[half], q(value / 4 + 2 * eight + i), b, Element{});
-                    }
+                    pairs_of_row<Format>(words[j].word + eight * Format::bits / 4, scales[j].of(8 * eight), pairs);
+                    multiply(sum[j], even, FragmentB{pairs[0], pairs[1]}, Element{});
+                    multiply(sum[j], odd, FragmentB{pairs[2], pairs[3]}, Element{});
                 }
             }
         }
@@ -415,8 +426,8 @@ struct CachedUnits {
 #pragma unroll
                         for (int i = 0; i < 2; ++i) {
                             const int column = eighth * (dim / 8) + value;
-                            scales[i] = Format::scales(scale_of<Format>(unit, key + 8 * i, column),
-                                                       scale_of<Format>(unit, key + 8 * i + 1, column));
+                            scales[i] = Format::scales(scale_of<Format>(unit, key + 8 * i, column) |
+                                                       scale_of<Format>(unit, key + 8 * i + 1, column) << 8);
                         }
                     uint32_t near[8], far[8];
                     constexpr int words_of_eight = Format::bits / 4;
@@ -466,10 +477,6 @@ private:
         uint32_t scale[2];
     };
 
-    // Words of scales from a token to the next one.
-    template <class Format>
-    static constexpr int scale_words = dim / Format::block > 4 ? dim / Format::block / 4 : 1;
-
     // The part-th run of `values` values of a row.
     template <int words>
     struct Share {
@@ -501,13 +508,45 @@ private:
         return result;
     }
 
-    // The byte of the scale of a value of a row.
+    // The byte of the scale of a value of a row, and its address.
     template <class Format>
-    __device__ static uint32_t scale_of(const char *unit, int row, int value) {
+    __device__ static const uint8_t *scales_of(const char *unit, int row, int value) {
         constexpr int codes = cached_rows * dim * Format::bits / 8;
         constexpr int step = 4 * scale_words<Format>;
-        return reinterpret_cast<const uint8_t *>(unit)[codes + row * step + value / Format::block];
+        return reinterpret_cast<const uint8_t *>(unit) + codes + row * step + value / Format::block;
     }
+    template <class Format>
+    __device__ static uint32_t scale_of(const char *unit, int row, int value) {
+        return *scales_of<Format>(unit, row, value);
+    }
+
+    // The factors of `values` values of a row of keys, as pairs of equal ones.
+    template <class Format, int values>
+    struct KeyScales {
+        static constexpr int count = values > Format::block ? values / Format::block : 1;
+        uint32_t pair[count];
+
+        // Loads those from value `from` of a row on, unless the block has them already. `at` is `from` without what
+        // depends on the lane.
+        __device__ void load(const char *unit, int row, int from, int at) {
+            if constexpr (values < Format::block)
+                if (at % Format::block != 0) return;
+            const uint8_t *first = scales_of<Format>(unit, row, from);
+            if constexpr (count == 1) {
+                pair[0] = Format::scales(*first * 0x101u);
+            } else {
+                static_assert(count == 2, "two bytes are a pair");
+                const uint32_t both = Format::scales(*reinterpret_cast<const uint16_t *>(first));
+                pair[0] = __byte_perm(both, both, 0x1010), pair[1] = __byte_perm(both, both, 0x3232);
+            }
+        }
+        __device__ uint32_t of(int value) const { return pair[value / Format::block]; }
+    };
+    template <int values>
+    struct KeyScales<CachedPlain, values> {
+        __device__ void load(const char *, int, int, int) {}
+        __device__ uint32_t of(int) const { return 0; }
+    };
 
     // Expands all chunks of codes of a unit to 16 bits, at place_of(i). A warp reads several chunks per lane before it
     // writes any: up to dim 128 all of them, so that `to` may overlap the unit.
@@ -534,8 +573,7 @@ private:
 #pragma unroll
                 for (int eight = 0; eight < eights; ++eight) {
                     if (eight % of_block == 0) {
-                        const uint32_t byte = places[i].scale[eight / of_block];
-                        scale = Format::scales(byte, byte);
+                        scale = Format::scales(places[i].scale[eight / of_block] * 0x101u);
                     }
                     to.at(places[i].row, places[i].first + eight) = Format::expand(words, eight, scale);
                 }
