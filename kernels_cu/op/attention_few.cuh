@@ -57,9 +57,9 @@ __device__ inline int capacity(int table, int page) {
     return min(static_cast<long long>(table) * page, 0x7fffffffll - node_keys);
 }
 
-// How a block divides the work. A block has one warp for each quarter of a multiprocessor. With two blocks to a
-// multiprocessor, a quarter computes for one while the other waits for data. On GeForce Blackwell the rings of two
-// blocks are just long enough for its bandwidth.
+// How a block divides the work. A block has one warp for each quarter of a multiprocessor. With several blocks to a
+// multiprocessor, a quarter computes for one while others wait for data. On GeForce Blackwell the rings of two blocks
+// are just long enough for its bandwidth.
 template <class Element_, int dim_>
 struct FewTiling {
     using Element = Element_;
@@ -71,7 +71,7 @@ struct FewTiling {
     static constexpr int blocks = dim <= 128 ? 2 : 1;
     using Node = tile::WarpNode<exchanged>;
     static constexpr int spilled = dim <= 128 ? 96 : 2048;   // bytes; the O of large heads leaves few registers
-    static constexpr bool keeps_q = dim <= 64;              // in registers; else in shared memory
+    static constexpr bool keeps_q = dim <= 64;               // in registers; else in shared memory
 
     // Shared memory of a warp: first room for an expanded unit of columns or for a node, then the ring.
     static constexpr int unit_bytes = sizeof(typename Units::Columns);
@@ -174,29 +174,14 @@ struct UnitCursor {
     }
 };
 
-// s[j] = s[j + by]. Rolled loops over units then use the same registers, the first or the last ones, in every
+// s[j] = s[j + by]. Rolled loops over batches then use the same registers, the first or the last ones, in every
 // iteration.
-template <int by, int tiles>
-__device__ inline void move_up(tile::Accumulator (&s)[tiles]) {
+template <int by, int count, class Fragment>
+__device__ inline void move_up(Fragment (&s)[count]) {
 #pragma unroll
-    for (int j = 0; j + by < tiles; ++j) tile::copy(s[j], s[j + by]);
-}
-
-// Rounds the weights of each 16 keys, two accumulators, to an A fragment, stored as the bits of accumulator i.
-template <class Element, int tiles>
-__device__ inline void round_weights(tile::Accumulator (&s)[tiles]) {
+    for (int j = 0; j + by < count; ++j)
 #pragma unroll
-    for (int i = 0; i < tiles / 2; ++i) {
-        tile::FragmentA p;
-        tile::accumulators_to_a(p, s[2 * i], s[2 * i + 1], Element{});
-#pragma unroll
-        for (int j = 0; j < 4; ++j) s[i][j] = __uint_as_float(p[j]);
-    }
-}
-// The A fragment that round_weights() stored in an accumulator.
-__device__ inline void weights_of(tile::FragmentA &p, const tile::Accumulator &s) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) p[j] = __float_as_uint(s[j]);
+        for (int i = 0; i < 4; ++i) s[j][i] = s[j + by][i];
 }
 
 // Attention of the 16 rows of a block for one split of the nodes. Nodes are undivided sums and go to partial, row_max
@@ -234,6 +219,11 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                          dim * tile::bits_of(array.format) / 8, tile::blocks_of(array.format, dim));
     };
     const PagedRows k_rows = rows_of(cached.k, options.dim), v_rows = rows_of(cached.v, options.dim_v);
+    const auto is_packed = [&](const CachedArray &array, const PagedRows &rows) {
+        return array.tile_dim == 0 && Units::packable_rows(array.format) && rows.has_packed_scales(2) &&
+               table.first % 2 == 0;
+    };
+    const bool k_packed = is_packed(cached.k, k_rows), v_packed = is_packed(cached.v, v_rows);
 
     // The ring, and the cursor of the copies.
     char *const arena = shared.arena[warp].bytes;
@@ -268,7 +258,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 if (format == RowFormat::plain) return;
                 const int blocks = tile::blocks_of(format, array.tile_dim), step = ceil_div(blocks, 4) * 4;
                 const char *scales = tile + 16 * Tiling::keys * rows.chunks + first_row * step;
-                Units::copy_scales(unit, format, blocks, true, [&](int row) { return scales + row * step; });
+                Units::copy_scales(unit, format, blocks, true, false, [&](int row) { return scales + row * step; });
                 return;
             }
             const auto row_of = [&](const char *base, const PageStrides &strides, int row) -> const char * {
@@ -281,7 +271,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 return from_row ? from_row + 16 * chunk : nullptr;
             });
             if (format != RowFormat::plain)
-                Units::copy_scales(unit, format, from.scale_bytes, from.aligned,
+                Units::copy_scales(unit, format, from.scale_bytes, from.aligned, keys ? k_packed : v_packed,
                                    [&](int row) { return row_of(from.scales, from.scale_strides, row); });
         };
         if (coming.part < units) copy(cached.k, k_rows, std::true_type{});
@@ -291,22 +281,24 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     const auto fetch_whole = [&](int part, int first, const RowFormat of, const PagedRows &from, auto keys) {
         tile::with_format<Element>(of, [&](auto format) {
             using Format = decltype(format);
-#pragma unroll
+#pragma unroll 1
             for (int i = 0; i < Tiling::template batch<Format>; ++i) {
                 const int page = tile::of_unit(pages_here, part + i), row = table.row_of(first + i * tile::cached_rows);
                 const uint32_t unit = arena_address + filled + i * Units::template row_bytes<Format>();
-                Units::copy_whole(unit, keys, from.chunks, from.code_strides.token,
-                                  from.code_strides.row(from.codes, page, row), format);
-                Units::copy_whole_scales(unit, from.scale_bytes, from.scale_strides.token,
-                                         from.scale_strides.row(from.scales, page, row), format);
+                Units::copy_whole(
+                    unit, keys, from.chunks, from.code_strides.token,
+                    [&](unsigned of_unit) { return from.code_strides.row(from.codes, page, row + of_unit); }, format);
+                Units::copy_whole_scales(
+                    unit, from.scale_bytes, from.scale_strides.token, keys ? k_packed : v_packed,
+                    [&](unsigned of_unit) { return from.scale_strides.row(from.scales, page, row + of_unit); }, format);
             }
         });
     };
     // Whether units of an array can be copied by fetch_whole().
-    const auto copies_whole = [&](const CachedArray &array, const PagedRows &from) {
-        return table.shift >= 0 && array.tile_dim == 0 && (array.format == RowFormat::plain || from.aligned);
+    const auto copies_whole = [&](const CachedArray &array, const PagedRows &from, bool packed) {
+        return table.shift >= 0 && array.tile_dim == 0 && (array.format == RowFormat::plain || from.aligned || packed);
     };
-    const bool k_whole = copies_whole(cached.k, k_rows), v_whole = copies_whole(cached.v, v_rows);
+    const bool k_whole = copies_whole(cached.k, k_rows, k_packed), v_whole = copies_whole(cached.v, v_rows, v_packed);
     // Starts copying the next batch as one group of copies. Behind the last batch groups are empty, so that the count
     // of wait() stays right.
     const auto fetch = [&]() __attribute__((always_inline)) {   // a tile is a whole number of batches
@@ -366,6 +358,16 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     const uint32_t of_columns = tile::address_b(*reinterpret_cast<Columns *>(arena)) - arena_address;
     int read = ring.begin;   // offset of the slot that is read next
 
+    // Waits for the oldest slot, and starts to fill the one that was read before it.
+    const auto next_slot = [&]() __attribute__((always_inline)) {
+        ring.wait();
+        ptx::bar_warp_sync();   // all lanes see this batch and have read the one before
+        fetch();
+        char *const slot = arena + read;
+        read = read + ring.slot_bytes == ring_end ? ring.begin : read + ring.slot_bytes;
+        return slot;
+    };
+
     // All nodes: the softmax over the warp's tiles, then the sum of the four warps.
     UnitCursor<units> here(first_node, end_node, first_tile, end_tile, warp);
 #pragma unroll 1
@@ -380,38 +382,34 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             // own, with zeros in place of the values that it does not see. Tiles with columns need this even for a
             // single query, since they also hold keys that no query sees.
             const bool isolates = !common && (first_query != last_query || cached.v.has_columns());
-            tile::Accumulator s[1][2 * units];   // scores, then weights as round_weights leaves them
+            // The scores of the tile, a batch of keys at a time.
+            tile::Accumulator s[1][2 * units];
 #pragma unroll 1
-            for (int part = 0; part < 2 * units;) {
-                ring.wait();
-                ptx::bar_warp_sync();   // all lanes see this batch and have read the one before
-                fetch();
-                char *const slot = arena + read;
-                read = read + ring.slot_bytes == ring_end ? ring.begin : read + ring.slot_bytes;
-                if (part < units) {
-                    // Keys: the scores of a batch. After the last of them, the softmax of the tile.
-                    tile::with_format<Element>(cached.k.format, [&](auto of) {
-                        constexpr int groups = 2 * Tiling::template batch<decltype(of)>, at_once = dim > 128    ? 1
-                                                                                                   : groups < 4 ? groups
-                                                                                                                : 4;
-                        move_up<groups>(s[0]);
+            for (int part = 0; part < units; part += ring.k_batch) {
+                char *const slot = next_slot();
+                tile::with_format<Element>(cached.k.format, [&](auto of) {
+                    constexpr int groups = 2 * Tiling::template batch<decltype(of)>;
+                    constexpr int at_once = dim > 128 ? 1 : groups < 4 ? groups : 4;
+                    move_up<groups>(s[0]);
 #pragma unroll
-                        for (int group = 0; group < groups; group += at_once) {
-                            tile::Accumulator sums[at_once] = {};
-                            Units::multiply_keys(sums, slot, group, query, of);
+                    for (int group = 0; group < groups; group += at_once) {
+                        tile::Accumulator sums[at_once] = {};
+                        Units::multiply_keys(sums, slot, group, k_packed, query, of);
 #pragma unroll
-                            for (int j = 0; j < at_once; ++j) tile::copy(s[0][2 * units - groups + group + j], sums[j]);
-                        }
-                    });
-                    part += ring.k_batch;
-                    if (part < units) continue;
-                    if (!common || problem.transforms_scores())
-                        mask_scores<tile::NaturalKeys>(s, problem, first_row, tile_key, scale);
-                    softmax.take(s, factor);
-                    round_weights<Element>(s[0]);
-                    continue;
-                }
-                // Values: o += P V, in one pass for all queries, or in a pass for each query with only its keys.
+                        for (int j = 0; j < at_once; ++j) tile::copy(s[0][2 * units - groups + group + j], sums[j]);
+                    }
+                });
+            }
+            if (!common || problem.transforms_scores())
+                mask_scores<tile::NaturalKeys>(s, problem, first_row, tile_key, scale);
+            softmax.take(s, factor);
+            tile::FragmentA p[units];
+#pragma unroll
+            for (int i = 0; i < units; ++i) tile::accumulators_to_a(p[i], s[0][2 * i], s[0][2 * i + 1], Element{});
+            // o += P V, in one pass for all queries, or in a pass for each query with only its keys.
+#pragma unroll 1
+            for (int part = 0; part < units; part += ring.v_batch) {
+                char *const slot = next_slot();
                 const auto add_shown = [&](tile::Accumulator &o, const tile::FragmentA &p, const tile::FragmentB &b,
                                            int query, int first) {
                     const int begin = problem.first_visible(query) - first, end = problem.end_visible(query) - first;
@@ -431,32 +429,30 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                         if (!isolates) {
 #pragma unroll
                             for (int i = 0; i < batch; ++i) {
-                                tile::FragmentA p;
-                                weights_of(p, s[0][i]);
                                 Units::for_values(
-                                    slot + i * bytes,
+                                    slot + i * bytes, v_packed,
                                     [&](int j, const tile::FragmentB &b) {
-                                        tile::multiply(softmax.o[0][j], p, b, Element{});
+                                        tile::multiply(softmax.o[0][j], p[i], b, Element{});
                                     },
                                     of);
                             }
-                            move_up<batch>(s[0]);
+                            move_up<batch>(p);
                             return;
                         }
 #pragma unroll 1
                         for (int i = 0; i < batch; ++i) {
-                            tile::FragmentA p;
-                            weights_of(p, s[0][0]);
-                            move_up<1>(s[0]);
 #pragma unroll 1
-                            for (int query = first_query; query <= last_query; ++query)
+                            for (int query = first_query; query <= last_query; ++query) {
+                                ptx::bar_warp_sync();   // values expanded before this loop would occupy registers
                                 Units::for_values(
-                                    slot + i * bytes,
+                                    slot + i * bytes, v_packed,
                                     [&](int j, const tile::FragmentB &b) {
-                                        add_shown(softmax.o[0][j], p, b, query,
-                                                  tile_key + (part - units + i) * tile::cached_rows);
+                                        add_shown(softmax.o[0][j], p[0], b, query,
+                                                  tile_key + (part + i) * tile::cached_rows);
                                     },
                                     of);
+                            }
+                            move_up<1>(p);
                         }
                     });
                 } else {
@@ -467,27 +463,24 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                         char *const unit = slot + i * bytes, *const expanded = ring.in_place ? unit : arena;
                         ptx::bar_warp_sync();   // all lanes have read what was expanded before
                         tile::with_block_format<Element>(cached.v.format, [&](auto block) {
-                            Units::expand_columns(*reinterpret_cast<Columns *>(expanded), unit, part - units + i,
-                                                  block);
+                            Units::expand_columns(*reinterpret_cast<Columns *>(expanded), unit, part + i, block);
                         });
                         ptx::bar_warp_sync();   // all lanes see the expanded columns
                         const uint32_t columns_address =
                             static_cast<uint32_t>(__cvta_generic_to_shared(expanded)) + of_columns;
                         static_for<units>([&](auto quarter) {
-                            if (part - units + i != quarter) return;
+                            if (part + i != quarter) return;
                             tile::Accumulator *o = softmax.o[0] + quarter * (columns / 4);
                             const auto add = [&](auto &&add_to) {
 #pragma unroll
                                 for (int step = 0; step < units; ++step) {
-                                    tile::FragmentA p;
-                                    weights_of(p, s[0][step]);
 #pragma unroll
                                     for (int pair = 0; pair < Units::quarter / 16; ++pair) {
                                         tile::FragmentB b[2];
                                         tile::load_b<Columns>(b, columns_address, 16 * pair, 2 * step);
 #pragma unroll
                                         for (int half = 0; half < 2; ++half)
-                                            add_to(o[2 * pair + half], p, b[half], step);
+                                            add_to(o[2 * pair + half], p[step], b[half], step);
                                     }
                                 }
                             };
@@ -498,13 +491,14 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                                 return;
                             }
 #pragma unroll 1
-                            for (int query = first_query; query <= last_query; ++query)
+                            for (int query = first_query; query <= last_query; ++query) {
+                                ptx::bar_warp_sync();
                                 add([&](tile::Accumulator &o, const tile::FragmentA &p, const tile::FragmentB &b,
                                         int step) { add_shown(o, p, b, query, tile_key + step * tile::cached_rows); });
+                            }
                         });
                     }
                 }
-                part += ring.v_batch;
             }
         }
         softmax.finish();

@@ -34,6 +34,12 @@ struct PagedRows {
           scales(static_cast<const char *>(scales) + (scales ? head * scale_strides.head : 0)),
           code_strides(code_strides), scale_strides(scale_strides), chunks(row_bytes / 16), scale_bytes(scale_bytes),
           aligned((reinterpret_cast<uintptr_t>(this->scales) | scale_strides.page | scale_strides.token) % 4 == 0) {}
+
+    // Whether rows of `bytes` scales follow one another, from addresses on that are 4-byte aligned.
+    __device__ bool has_packed_scales(int bytes) const {
+        return scale_bytes == bytes && scale_strides.token == bytes &&
+               (reinterpret_cast<uintptr_t>(scales) | scale_strides.page) % 4 == 0;
+    }
 };
 
 // The pages of a sequence: key j is row j % page of page pages[j / page]. Pages behind the last key are not read.

@@ -265,6 +265,14 @@ struct CachedUnits {
         return ceil_div(16 * chunks(format) + 128 * scales.steps * scales.groups(quarter), 128) * 128;
     }
 
+    // Whether rows of Format have two scales. If they follow one another in memory, they are `packed`: the word of each
+    // row in shared memory then holds those of an even row and the odd row behind it.
+    template <class Format>
+    static constexpr bool packable = Format::bits < 16 && dim / Format::block == 2;
+    __device__ static bool packable_rows(RowFormat format) {
+        return format != RowFormat::plain && dim >> (format == RowFormat::nvfp4 ? 4 : 5) == 2;
+    }
+
     // The place of a token's chunk of codes in a unit, in chunks. Units are swizzled as a SharedTile, keys twice, so
     // that neither reading fragments nor copying rows has bank conflicts.
     __device__ static int place(int row_chunks, bool keys, int row, int chunk) {
@@ -284,15 +292,15 @@ struct CachedUnits {
         }
     }
 
-    // The same for 16 tokens `stride` bytes apart from `rows` on, in whole rounds of a warp. A row has `present`
-    // chunks.
-    template <class Format>
-    __device__ static void copy_whole(uint32_t unit, bool keys, int present, unsigned stride, const char *rows_from,
-                                      Format) {
+    // The same for 16 tokens `stride` bytes apart, in whole rounds of a warp. row_of(row) is the address of a row,
+    // which has `present` chunks.
+    template <class Format, class RowOf>
+    __device__ static void copy_whole(uint32_t unit, bool keys, int present, unsigned stride, RowOf &&row_of, Format) {
         constexpr int row_chunks = dim * Format::bits / 128, rows = 32 / row_chunks;   // of a round
-        const int row = ptx::laneid() / row_chunks, chunk = ptx::laneid() % row_chunks;
+        const unsigned lane = ptx::laneid(), row = lane / row_chunks;
+        const int chunk = lane % row_chunks;
         const uint32_t first = unit + 16 * place(row_chunks, keys, row, chunk);   // units are 128-byte aligned
-        const char *from = rows_from + 16 * chunk + static_cast<unsigned long long>(row) * stride;
+        const char *from = row_of(row) + 16 * chunk;
 #pragma unroll
         for (int round = 0; round < cached_rows / rows; ++round) {
             constexpr int mask = (row_chunks < 8 ? row_chunks : 8) - 1, shift = row_chunks >= 8   ? 0
@@ -307,7 +315,8 @@ struct CachedUnits {
     // Starts copying the scales of 16 tokens, `present` bytes each. source(row) is their address, null for zeros. If
     // not `aligned` to 4 bytes, they are copied before this returns.
     template <class Source>
-    __device__ static void copy_scales(char *unit, RowFormat format, int present, bool aligned, Source &&source) {
+    __device__ static void copy_scales(char *unit, RowFormat format, int present, bool aligned, bool packed,
+                                       Source &&source) {
         const int step = scale_step(format), log = 31 - __clz(step);   // a power of two
         char *scales = unit + 16 * chunks(format);
         const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(scales));
@@ -324,24 +333,27 @@ struct CachedUnits {
             for (int i = ptx::laneid(); i < cached_rows * step; i += 32) {
                 const int row = i >> log, byte = i & (step - 1);
                 const char *from = source(row);
-                scales[i] = from && byte < present ? from[byte] : 0;
+                if (packed && byte >= 2) continue;   // the places of the other row of a pair
+                scales[packed ? i + 2 * (row & 1) : i] = from && byte < present ? from[byte] : 0;
             }
         }
     }
 
-    // The scales of these tokens, 4-byte aligned, with `present` bytes each.
-    template <class Format>
-    __device__ static void copy_whole_scales(uint32_t unit, int present, unsigned stride, const char *rows_from,
+    // The scales of these tokens, 4-byte aligned or packed, with `present` bytes each.
+    template <class Format, class RowOf>
+    __device__ static void copy_whole_scales(uint32_t unit, int present, unsigned stride, bool packed, RowOf &&row_of,
                                              Format) {
         if constexpr (Format::bits < 16) {
             constexpr int of_row = scale_words<Format>, rounds = ceil_div(cached_rows * of_row, 32);
-            const uint32_t target = unit + cached_rows * dim * Format::bits / 8 + 4 * ptx::laneid();
-            const int word = ptx::laneid() % of_row;
-            const char *from = rows_from + 4 * word + static_cast<unsigned long long>(ptx::laneid() / of_row) * stride;
+            const unsigned lane = ptx::laneid(), row = lane / of_row;
+            const uint32_t target = unit + cached_rows * dim * Format::bits / 8 + 4 * lane;
+            const int word = lane % of_row;
+            const bool pairs = packable<Format> && packed;
+            const char *from = row_of(pairs ? row & ~1u : row) + 4 * word;
 #pragma unroll
             for (int round = 0; round < rounds; ++round) {
-                if (rounds > 1 || ptx::laneid() < cached_rows * of_row)
-                    ptx::cp_async_ca<4>(target + 128 * round, from, max(min(present - 4 * word, 4), 0));
+                if (rounds > 1 || lane < cached_rows * of_row)
+                    ptx::cp_async_ca<4>(target + 128 * round, from, pairs ? 4 : max(min(present - 4 * word, 4), 0));
                 from += static_cast<unsigned long long>(32 / of_row) * stride;
             }
         }
@@ -367,7 +379,8 @@ struct CachedUnits {
     // sum[j] += Q K^T of keys 8 (group + j) .. 8 (group + j) + 7 of consecutive units: q(step) is A of an MMA, which
     // all groups use before the next.
     template <int groups, class Format, class Query>
-    __device__ static void multiply_keys(Accumulator (&sum)[groups], const char *units, int group, Query &&q, Format) {
+    __device__ static void multiply_keys(Accumulator (&sum)[groups], const char *units, int group, bool packed,
+                                         Query &&q, Format) {
         const int key = ptx::laneid() / 4, first = ptx::laneid() % 4 * (dim / 4);
         constexpr int at_once = dim / 4 < 128 / Format::bits ? dim / 4 : 128 / Format::bits;   // values of a load
         constexpr int unrolled = dim <= 128 ? dim / 4 / at_once : 1;   // O of larger heads needs the registers
@@ -380,7 +393,7 @@ struct CachedUnits {
                 const char *unit = units + (group + j) / 2 * row_bytes<Format>();
                 const int row = 8 * ((group + j) % 2) + key;
                 words[j] = share<Format, at_once>(unit, true, row, (first + value) / at_once);
-                scales[j].load(unit, row, first + value, value);
+                scales[j].load(unit, row, first + value, value, packed);
             }
 #pragma unroll
             for (int eight = 0; eight < at_once / 8; ++eight) {
@@ -398,7 +411,7 @@ struct CachedUnits {
 
     // B of the values of a unit, all columns: calls add(column tile, b).
     template <class Format, class Add>
-    __device__ static void for_values(const char *unit, Add &&add, Format) {
+    __device__ static void for_values(const char *unit, bool packed, Add &&add, Format) {
         if constexpr (Format::bits == 16) {
             const uint32_t address = address_b_transposed(*reinterpret_cast<const Rows *>(unit));
 #pragma unroll
@@ -426,8 +439,8 @@ struct CachedUnits {
 #pragma unroll
                         for (int i = 0; i < 2; ++i) {
                             const int column = eighth * (dim / 8) + value;
-                            scales[i] = Format::scales(scale_of<Format>(unit, key + 8 * i, column) |
-                                                       scale_of<Format>(unit, key + 8 * i + 1, column) << 8);
+                            scales[i] = Format::scales(scale_of<Format>(unit, key + 8 * i, column, packed) |
+                                                       scale_of<Format>(unit, key + 8 * i + 1, column, packed) << 8);
                         }
                     uint32_t near[8], far[8];
                     constexpr int words_of_eight = Format::bits / 4;
@@ -510,14 +523,15 @@ private:
 
     // The byte of the scale of a value of a row, and its address.
     template <class Format>
-    __device__ static const uint8_t *scales_of(const char *unit, int row, int value) {
+    __device__ static const uint8_t *scales_of(const char *unit, int row, int value, bool packed) {
         constexpr int codes = cached_rows * dim * Format::bits / 8;
         constexpr int step = 4 * scale_words<Format>;
-        return reinterpret_cast<const uint8_t *>(unit) + codes + row * step + value / Format::block;
+        const int odd = packable<Format> && packed ? 2 * (row & 1) : 0;
+        return reinterpret_cast<const uint8_t *>(unit) + codes + row * step + value / Format::block + odd;
     }
     template <class Format>
-    __device__ static uint32_t scale_of(const char *unit, int row, int value) {
-        return *scales_of<Format>(unit, row, value);
+    __device__ static uint32_t scale_of(const char *unit, int row, int value, bool packed) {
+        return *scales_of<Format>(unit, row, value, packed);
     }
 
     // The factors of `values` values of a row of keys, as pairs of equal ones.
@@ -528,10 +542,10 @@ private:
 
         // Loads those from value `from` of a row on, unless the block has them already. `at` is `from` without what
         // depends on the lane.
-        __device__ void load(const char *unit, int row, int from, int at) {
+        __device__ void load(const char *unit, int row, int from, int at, bool packed) {
             if constexpr (values < Format::block)
                 if (at % Format::block != 0) return;
-            const uint8_t *first = scales_of<Format>(unit, row, from);
+            const uint8_t *first = scales_of<Format>(unit, row, from, packed);
             if constexpr (count == 1) {
                 pair[0] = Format::scales(*first * 0x101u);
             } else {
@@ -544,7 +558,7 @@ private:
     };
     template <int values>
     struct KeyScales<CachedPlain, values> {
-        __device__ void load(const char *, int, int, int) {}
+        __device__ void load(const char *, int, int, int, bool) {}
         __device__ uint32_t of(int) const { return 0; }
     };
 
