@@ -390,13 +390,13 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 tile::with_format<Element>(cached.k.format, [&](auto of) {
                     constexpr int groups = 2 * Tiling::template batch<decltype(of)>;
                     constexpr int at_once = dim > 128 ? 1 : groups < 4 ? groups : 4;
-#pragma unroll 1
+                    move_up<groups>(s[0]);
+#pragma unroll
                     for (int group = 0; group < groups; group += at_once) {
                         tile::Accumulator sums[at_once] = {};
                         Units::multiply_keys(sums, slot, group, k_packed, query, of);
-                        move_up<at_once>(s[0]);
 #pragma unroll
-                        for (int j = 0; j < at_once; ++j) tile::copy(s[0][2 * units - at_once + j], sums[j]);
+                        for (int j = 0; j < at_once; ++j) tile::copy(s[0][2 * units - groups + group + j], sums[j]);
                     }
                 });
             }
@@ -426,28 +426,31 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                     tile::with_format<Element>(cached.v.format, [&](auto of) {
                         constexpr int batch = Tiling::template batch<decltype(of)>;
                         constexpr int bytes = Units::template row_bytes<decltype(of)>();
-#pragma unroll 1
-                        for (int i = 0; i < batch; ++i) {
-                            const char *const unit = slot + i * bytes;
-                            if (!isolates) {
+                        if (!isolates) {
+#pragma unroll
+                            for (int i = 0; i < batch; ++i) {
                                 Units::for_values(
-                                    unit, v_packed,
+                                    slot + i * bytes, v_packed,
                                     [&](int j, const tile::FragmentB &b) {
-                                        tile::multiply(softmax.o[0][j], p[0], b, Element{});
+                                        tile::multiply(softmax.o[0][j], p[i], b, Element{});
                                     },
                                     of);
-                            } else {
+                            }
+                            move_up<batch>(p);
+                            return;
+                        }
 #pragma unroll 1
-                                for (int query = first_query; query <= last_query; ++query) {
-                                    ptx::bar_warp_sync();   // values expanded before this loop would occupy registers
-                                    Units::for_values(
-                                        unit, v_packed,
-                                        [&](int j, const tile::FragmentB &b) {
-                                            add_shown(softmax.o[0][j], p[0], b, query,
-                                                      tile_key + (part + i) * tile::cached_rows);
-                                        },
-                                        of);
-                                }
+                        for (int i = 0; i < batch; ++i) {
+#pragma unroll 1
+                            for (int query = first_query; query <= last_query; ++query) {
+                                ptx::bar_warp_sync();   // values expanded before this loop would occupy registers
+                                Units::for_values(
+                                    slot + i * bytes, v_packed,
+                                    [&](int j, const tile::FragmentB &b) {
+                                        add_shown(softmax.o[0][j], p[0], b, query,
+                                                  tile_key + (part + i) * tile::cached_rows);
+                                    },
+                                    of);
                             }
                             move_up<1>(p);
                         }
