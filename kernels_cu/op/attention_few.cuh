@@ -71,7 +71,7 @@ struct FewTiling {
     static constexpr int blocks = dim <= 128 ? 2 : 1;
     using Node = tile::WarpNode<exchanged>;
     static constexpr int spilled = dim <= 128 ? 96 : 800;   // bytes; the O of large heads leaves few registers
-    static constexpr bool keeps_q = dim <= 64;               // in registers; else in shared memory
+    static constexpr bool keeps_q = dim <= 64;              // in registers; else in shared memory
 
     // Shared memory of a warp: first room for an expanded unit of columns or for a node, then the ring.
     static constexpr int unit_bytes = sizeof(typename Units::Columns);
