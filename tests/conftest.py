@@ -110,7 +110,20 @@ def quick_collections():
     gc.freeze()
 
 
-LEAST = 2e9  # bytes of a process that are never too many
+def memory() -> float:
+    """Bytes of memory of this machine, or of the container; 0 where the system does not report it."""
+    try:
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 0
+    try:
+        return min(there, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no such file, or no limit
+        return there
+
+
+#: Bytes of a process that are never too many: its share of half of the memory, between 2e9 and 6e9.
+LEAST = min(max(2e9, memory() / 2 / int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))), 6e9)
 
 
 @pytest.fixture(scope="session")
@@ -121,8 +134,14 @@ def allowance():
 
 @pytest.fixture(autouse=True)
 def bounded_memory(allowance):
-    """Drop the emulators and their translated kernels when the process is large; tests that need them rebuild them."""
+    """Drop the emulators and their translated kernels when the process is large; tests that need them rebuild them.
+
+    Finished launches are collected first: they are younger than most objects, and may be enough.
+    """
     if resident() < allowance[0] or check.collector():
+        return
+    gc.collect(1)
+    if resident() < allowance[0]:
         return
     for backend in [kept for kept in selection._kept if not kept.is_cuda]:
         del selection._kept[backend]

@@ -862,6 +862,7 @@ def launch(emulator, entry, grid, block, shared_bytes: int, params: bytes) -> No
                     batch.run()
                 finally:
                     batch.show_printed()
+                    batch.observer = None  # its records are large, and the batch waits for the garbage collector
                 meter.end(batch.issued)
     finally:
         if run.global_races is not None and run.global_races.undecided:
