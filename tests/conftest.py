@@ -24,6 +24,7 @@ def pytest_sessionfinish():
     """Write the counts of `make coverage` here: pytest-xdist kills a worker ten seconds after its last test."""
     if collector := check.collector():
         collector.write()
+    gc.freeze()  # else the interpreter collects millions of objects before it ends
 
 
 def on(name: str):
