@@ -360,7 +360,8 @@ class DriverBackend:
         self._spare_events: deque = deque()
         self._spare_timers: deque = deque()
         self._lent: deque = deque()  # (events, what must live until they are reached)
-        self._by_handle: dict[tuple[int, bool], Queue] = {}
+        self._by_handle: dict[int, Queue] = {}
+        self._by_lender: WeakValueDictionary[int, Queue] = WeakValueDictionary()
         self._by_object: WeakValueDictionary[int, Queue] = WeakValueDictionary()
         self._queues: WeakValueDictionary[int, Queue] = WeakValueDictionary()
         self._pool = Pool(self, self._all_queues, keep=os.environ.get("PTXRT_POOL", "1") != "0")
@@ -748,17 +749,23 @@ class DriverBackend:
         return queue
 
     def _queue_of(self, handle: int, lasting: bool) -> Queue:
-        """Return the queue of an integer handle. The stream may have ended by the time of a later wait."""
-        lasting = (lasting and handle != 2) or handle in LEGACY_STREAMS
-        key = (handle, lasting)
-        queue = self._by_handle.get(key)
+        """Return the queue of an integer handle. The stream may have ended by the time of a later wait.
+
+        A handle that lasts as long as its user is kept no longer than that user, since a query of a stream that ended
+        crashes.
+        """
+        if lasting and handle != 2 and handle not in LEGACY_STREAMS:
+            queue = self._by_lender.get(handle)
+            return queue or self._by_lender.setdefault(handle, self._new_queue_of(handle, True))
+        queue = self._by_handle.get(handle)
         if queue is None:
             if len(self._by_handle) >= HANDLES:
                 self._by_handle.clear()  # memory and launches hold the queues that are in use
-            queue = self._by_handle.setdefault(
-                key, self._known(Queue(self, handle, self._driver.CUstream(handle), lasting))
-            )
+            queue = self._by_handle.setdefault(handle, self._new_queue_of(handle, handle in LEGACY_STREAMS))
         return queue
+
+    def _new_queue_of(self, handle: int, lasting: bool) -> Queue:
+        return self._known(Queue(self, handle, self._driver.CUstream(handle), lasting))
 
     def new_queue(self, priority: int = 0) -> Queue:
         """Make a stream that is destroyed with its last reference."""

@@ -357,6 +357,17 @@ def test_lenders_and_launches_wait_for_each_other(cuda, stream, lender):
     assert waits(cuda) == ([(66, lender), (lender, 66)] if lender not in (None, 66) else [])
 
 
+def test_the_stream_of_a_lender_is_not_queried_after_it(cuda):
+    """A lender may destroy its stream after the array that it lent; the driver crashes at a query of such a stream."""
+    ours, stream = ptxrt.to_device(np.zeros((2, 3), np.float32)), ptxrt.Stream()
+    handle = stream.queue.handle
+    ops.transpose.transpose_naive(Foreign({**ours.__cuda_array_interface__, "stream": handle}))
+    del stream
+    gc.collect()
+    assert handle in cuda.destroyed
+    selection.current().everything()
+
+
 def test_a_result_written_for_another_library_is_ordered_before_its_stream(cuda):
     y = ptxrt.empty((3, 2), np.float32)
     theirs = Foreign({**y.__cuda_array_interface__, "stream": 2})
