@@ -364,6 +364,7 @@ def test_the_stream_of_a_lender_is_not_queried_after_it(cuda):
     ops.transpose.transpose_naive(Foreign({**ours.__cuda_array_interface__, "stream": handle}))
     del stream
     gc.collect()
+    ptxrt.synchronize()
     assert handle in cuda.destroyed
     selection.current().everything()
 
