@@ -182,15 +182,16 @@ def main() -> int:
     try:
         units = build.select(build.find_units(build.SOURCES), options.only)
         entries = {unit.unit: build.assembled(unit, build.MODULES) for unit in units}
-        whole = all(build.extent_of(record) is build.FULL for record in entries.values())
+        whole = {unit for unit, record in entries.items() if build.extent_of(record) is build.FULL}
         entries = {unit: record["entries"] for unit, record in entries.items()}
         archs = ARCHS if whole else [NATIVE]
-        if not whole:
+        if len(whole) < len(units):
             print(f"A quick build has {NATIVE} alone; a record keeps what it has of other targets. `make` builds all.")
         with ThreadPoolExecutor(build.cores()) as pool:
             figures = {}
             for arch in archs:
-                found = pool.map(lambda unit: figures_of_unit(unit, arch), units)
+                built = [unit for unit in units if arch == NATIVE or unit.unit in whole]
+                found = pool.map(lambda unit: figures_of_unit(unit, arch), built)
                 figures[arch] = {entry: f for of_unit in found for entry, f in of_unit.items()}
     except (build.BuildFailure, BuildError, OSError) as failure:
         print(f"{type(failure).__name__}: {failure}", file=sys.stderr)
@@ -212,12 +213,13 @@ def main() -> int:
         # A unit with an opcode of no known class gets no digest, so that tests read it until the opcode has a class.
         unclear = {entry for entry, f in figures[NATIVE].items() if f.instructions["other"]}
         code = {unit.unit: code_of(unit) for unit in units if not unclear & set(entries[unit.unit])}
-        recorded = {arch: {entry: f.recorded() for entry, f in figures[arch].items()} for arch in archs}
-        known, there = read_record()[0], set().union(*entries.values())
-        for arch in set(ARCHS) - set(archs):
+        recorded, known = {}, read_record()[0]
+        for arch in ARCHS:
             # Half blocks are entries of some targets only.
-            recorded[arch] = {entry: f for entry, f in known[arch].items() if entry.removesuffix("_half") in there}
-        write_record({arch: recorded[arch] for arch in ARCHS}, code)
+            kept = set().union(*(found for unit, found in entries.items() if arch != NATIVE and unit not in whole))
+            recorded[arch] = {entry: f for entry, f in known[arch].items() if entry.removesuffix("_half") in kept}
+            recorded[arch] |= {entry: f.recorded() for entry, f in figures.get(arch, {}).items()}
+        write_record(recorded, code)
         print(f"wrote {RECORD}")
     return 0
 
