@@ -76,11 +76,7 @@ struct FewRowsOfA {
     using Share = tile::StepShare<values>;
     static constexpr bool held = tiles <= 2;   // whether pointers are in registers
     // Loads in flight: two steps of few tiles, half a step of many, or one step if parts share words.
-    static constexpr int slots = tiles == 1 && values == 8 && false ? 4
-                                 : held                             ? 2 * tiles
-                                 : parts > 1                        ? tiles
-                                                                    : tiles / 2,
-                         pointers = held ? tiles : 1;
+    static constexpr int slots = held ? 2 * tiles : parts > 1 ? tiles : tiles / 2, pointers = held ? tiles : 1;
     static constexpr int scale_count = scales_of_run<Format, values>,
                          step_blocks = 4 * values / values_of_scale<Format>;
     const uint8_t *const *codes_of, *const *scales_of;   // where rows begin, of row g on
