@@ -2,7 +2,7 @@
 #include "kernel.cuh"
 #include "op/norm.cuh"
 
-// With 16-bit elements three blocks fit on a multiprocessor. Only the branches for unusual options spill.
+// With 16-bit elements three blocks fit on a multiprocessor. The usual loops then reload one to four words per row.
 #define INSTANCE(suffix, Element, blocks, spilled)                                                                     \
     KERNEL(norm_rows##suffix, .threads = {op::produce_threads}, .shared_bytes = sizeof(op::NormRowsShared),            \
            .min_blocks = blocks, .spill_bytes = spilled)                                                               \

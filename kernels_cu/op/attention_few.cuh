@@ -3,7 +3,7 @@
 //
 // A block computes 16 rows of one head of K and V. Each of its four warps has chunks of the keys of its own and a ring
 // of units in flight. The block adds four chunks to a node, which it writes. The result of a row depends only on the
-// row and on the keys that it sees: see tree.cuh. Formats and places of keys are chosen at run time, once per unit, so
+// row and on the keys that it sees: see tree.cuh. Formats and places of keys are chosen at run time, once a batch, so
 // any format of keys combines with any format of values. Complete units within one page are copied in whole rounds of
 // the warp, others row by row.
 #pragma once
@@ -121,7 +121,7 @@ struct FewRing {
         ring.k_batch = batch_of(cached.k.format, k_bytes), ring.v_batch = batch_of(cached.v.format, v_bytes);
         if (cached.v.has_columns()) {
             v_bytes = Units::column_bytes(cached.v.format);
-            ring.v_batch = ring.in_place ? 1 : max(k_bytes / v_bytes, 1) >= 4 ? 4 : 2 * v_bytes <= k_bytes ? 2 : 1;
+            ring.v_batch = ring.in_place ? 1 : 4 * v_bytes <= k_bytes ? 4 : 2 * v_bytes <= k_bytes ? 2 : 1;
             v_bytes *= ring.v_batch;
         }
         ring.slot_bytes = max(k_bytes, v_bytes);
