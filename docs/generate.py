@@ -1,6 +1,7 @@
-"""Write docs/kernels.md from the declarations and the records of the build, docs/fragments.md and its pages from the
+"""Write docs/kernels.md from the declarations and the records of the build and of machine code, docs/fragments.md and its pages from the
 probes, and docs/lessons/ from runs of small kernels; run by `make docs`."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,12 +11,14 @@ import fragments
 import lessons
 
 import ptxrt
-from ptxrt.describe import kernels_markdown
+from ptxrt.describe import TARGETS, kernels_markdown
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> int:
     try:
-        kernels = kernels_markdown(ptxrt.kernels())
+        kernels = kernels_markdown(ptxrt.kernels(), recorded_figures())
         with ptxrt.using("emulator"):
             found = fragments.pages(fragments.all_findings())
         taught = lessons.pages()
@@ -28,6 +31,12 @@ def main() -> int:
     for name, text in taught.items():
         write(name, text)
     return 0
+
+
+def recorded_figures() -> dict:
+    """Registers and spills of every entry on all targets, from the record of machine code."""
+    record = json.loads((ROOT / "tests" / "sass_figures.json").read_text(encoding="utf-8"))
+    return {target: record[target] for target in TARGETS}
 
 
 def write(name: str, text: str):

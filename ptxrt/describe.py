@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from . import units
 from .backend import Facts
@@ -26,14 +26,19 @@ def has(unit: str, entry: str, target: str) -> bool:
 
 TARGETS = ("sm_120a", "sm_121a", "sm_90", "sm_80")
 
+#: Target -> entry -> registers and bytes spilled.
+Recorded = Mapping[str, Mapping[str, Mapping[str, int]]]
 
-def compiled_table(kernel: Kernel, chosen: Sequence[Unit] | None = None, partial: bool = False) -> list[list[str]]:
+
+def compiled_table(
+    kernel: Kernel, chosen: Sequence[Unit] | None = None, partial: bool = False, recorded: Recorded | None = None
+) -> list[list[str]]:
     """Return a header and one row for each entry: block, tile, shared memory, registers and spills by target.
 
     chosen: the units to list; None for all of the kernel. partial: whether cells may say that a unit is not built or
-    not assembled for a target; otherwise that is a BuildError.
+    not assembled for a target; otherwise that is a BuildError. recorded: figures of targets that the build left out.
     """
-    rows = []
+    rows, recorded = [], recorded or {}
     for unit in kernel.units if chosen is None else chosen:
         try:
             entries, facts = units.record(unit.name)["entries"], entry_facts(unit.name)
@@ -44,6 +49,7 @@ def compiled_table(kernel: Kernel, chosen: Sequence[Unit] | None = None, partial
             continue
         for entry in (*kernel.entries(unit), *(half for half in map(half_of, kernel.entries(unit)) if half in facts)):
             figures, fact = entries.get(entry, {}), facts[entry]
+            known = {target: found[entry] for target, found in recorded.items() if entry in found}
             if not figures and not partial and entry in kernel.entries(unit):
                 raise BuildError(f"{entry} is not assembled; run `make`")
             static = next((f["shared_bytes"] for f in figures.values()), 0)
@@ -51,7 +57,8 @@ def compiled_table(kernel: Kernel, chosen: Sequence[Unit] | None = None, partial
                 target: "none" if figures or not has(unit.name, entry, target) else "not assembled"
                 for target in TARGETS
             }
-            cells = [registers(figures[target]) if target in figures else absent[target] for target in TARGETS]
+            written = {target: registers(found) for target, found in (known | figures).items()}
+            cells = [written.get(target, absent[target]) for target in TARGETS]
             rows.append([entry, product(fact.threads), product(fact.tile), str(fact.shared_bytes + static), *cells])
     return [["entry", "block", "tile", "shared bytes", *(f"{target} registers" for target in TARGETS)], *rows]
 
@@ -64,9 +71,9 @@ def product(sizes) -> str:
     return " x ".join(map(str, kept))
 
 
-def registers(figures: dict[str, int]) -> str:
+def registers(figures: Mapping[str, int]) -> str:
     """Write the registers of a thread, and the bytes it spills, if any."""
-    spilled = max(figures["spill_store_bytes"], figures["spill_load_bytes"])
+    spilled = max(figures.get(name, 0) for name in ("spill_store_bytes", "spill_load_bytes", "spill_bytes"))
     return f"{figures['registers']}" + (f" (spills {spilled} bytes)" if spilled else "")
 
 
@@ -138,8 +145,8 @@ def kernel_lines(kernel: Kernel, chosen: Sequence[Unit]) -> Iterator[str]:
     yield from (f"  {case.id}" for case in kernel.cases)
 
 
-def kernels_markdown(kernels: dict[str, Kernel]) -> str:
-    """Write docs/kernels.md: every declared kernel."""
+def kernels_markdown(kernels: dict[str, Kernel], recorded: Recorded | None = None) -> str:
+    """Write docs/kernels.md: every declared kernel. recorded: figures of targets that a quick build leaves out."""
     lines = [
         "# Kernels",
         "",
@@ -151,5 +158,5 @@ def kernels_markdown(kernels: dict[str, Kernel]) -> str:
         lines += ["", f"## {kernel.name}", "", *kernel.__doc__.splitlines(), "", *markdown_table(argument_rows(kernel))]
         lines += ["", f"Launch: {grid_words(kernel)}.", "", "Tolerances:", ""]
         lines += [f"- {line}" for line in tolerance_words(kernel)]
-        lines += ["", *markdown_table(compiled_table(kernel))]
+        lines += ["", *markdown_table(compiled_table(kernel, recorded=recorded))]
     return "\n".join(lines) + "\n"
