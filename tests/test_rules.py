@@ -194,7 +194,7 @@ def test_variants_are_those_of_the_sources():
 
 
 # Further headers of a family, besides the one with its name.
-MORE_OF_A_FAMILY = {"mma_plain", "cvt_word", "cp_async_run"}
+MORE_OF_A_FAMILY = {"mma_plain"}
 
 
 @needs_sources

@@ -347,8 +347,8 @@ def test_codes_become_f16(run, target):
     """Expected values by definition: e2m1 by its eight magnitudes, ue4m3 by its fields."""
     words = np.random.default_rng(3).integers(0, 1 << 32, 1 << 14, dtype=np.uint32)
     words[: 1 << 8] = np.arange(1 << 8) * 0x01010101
-    ue4m3, e2m1 = np.zeros(len(words), np.uint32), np.zeros((len(words), 4), np.uint32)
-    run(target, "from_codes", words, ue4m3, e2m1, grid=len(words) // 32)
+    ue4m3, e4m3, e2m1 = (np.zeros((len(words), n), np.uint32) for n in (1, 2, 4))
+    run(target, "from_codes", words, ue4m3, e4m3, e2m1, grid=len(words) // 32)
     magnitudes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     values = [magnitudes[code & 7] * (-1 if code & 8 else 1) for code in range(16)]
     found = e2m1.view(np.float16)
@@ -365,6 +365,20 @@ def test_codes_become_f16(run, target):
             ue4m3.view(np.float16).reshape(-1, 2)[:, i].astype(np.float32),
             table[words >> np.uint32(8 * i) & np.uint32(255)],
         )
+    signed = np.where(np.arange(256) < 128, table, -table)
+    codes = words[:, None] >> np.arange(0, 32, 8, dtype=np.uint32) & np.uint32(255)
+    np.testing.assert_array_equal(e4m3.view(np.float16).astype(np.float32), signed[codes])
+
+
+@pytest.mark.parametrize("target", ASSEMBLED)
+@pytest.mark.parametrize("count", [32, 7, 0])
+def test_chunks_behind_the_end_are_zeros(run, target, count):
+    """Of copies of runs and of predicated loads; the source ends where they end."""
+    source = np.random.default_rng(4).integers(1, 1 << 32, (32, 4), dtype=np.uint32)
+    copied, loaded = np.ones((2, 32, 4), np.uint32)
+    run(target, "present_chunks", source[: max(count, 1)].copy(), copied, loaded, count)
+    want = np.where(np.arange(32)[:, None] < count, source, 0)
+    assert (copied == want).all() and (loaded == want).all()
 
 
 # Warps and copies

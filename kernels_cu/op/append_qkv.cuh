@@ -95,6 +95,22 @@ __device__ inline CacheTarget target_of(bool is_key, const CacheTarget &keys, co
             is_key ? keys.rule : values.rule};
 }
 
+// The factor of RMS normalization of a head whose `cols` values `lanes` lanes hold, from the same sums as norm_rows().
+// Called by all threads of the block.
+__device__ inline float head_factor(const HeadShares &values, NormShared &shared, int &turn, int lanes, int cols,
+                                    float eps) {
+    float2 sums = {};
+#pragma unroll
+    for (int i = 0; i < norm_shares; ++i)
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            sums.x = fmaf(values[i][0][j], values[i][0][j], sums.x);
+            sums.y = fmaf(values[i][1][j], values[i][1][j], sums.y);
+        }
+    const float squares = row_sums<false>(shared, turn, lanes, {sums.x + sums.y, 0.0f}).x / float(cols);
+    return 1.0f / sqrtf(squares + eps);
+}
+
 // The tokens of a block and all that is done with them. Keys and values go to slots[tokens] of `count`, as by append().
 // claims is null if every slot has one token.
 template <class Element>
@@ -174,18 +190,8 @@ __device__ inline void append_straight(NormRowsShared &shared, const QkvTokens<E
             for (int i = 0; i < norm_shares; ++i) shared.kept.get<Element>((kept ^ norm_shares) + i, values[i]);
         }
         // Norm and rotate queries and keys.
-        if (norms.q_weight || norms.k_weight) {   // the same sums as norm_rows()
-            float2 sums = {};
-#pragma unroll
-            for (int i = 0; i < norm_shares; ++i)
-#pragma unroll
-                for (int j = 0; j < 8; ++j) {
-                    sums.x = fmaf(values[i][0][j], values[i][0][j], sums.x);
-                    sums.y = fmaf(values[i][1][j], values[i][1][j], sums.y);
-                }
-            const float squares =
-                row_sums<false>(shared.sums, turn, place.lanes, {sums.x + sums.y, 0.0f}).x / float(cols);
-            const float factor = 1.0f / sqrtf(squares + norms.eps);
+        if (norms.q_weight || norms.k_weight) {
+            const float factor = head_factor(values, shared.sums, turn, place.lanes, cols, norms.eps);
             const float *weight = row.is_query ? norms.q_weight : row.is_key ? norms.k_weight : nullptr;
             if (weight) {
 #pragma unroll
@@ -270,18 +276,8 @@ __device__ inline void append_any(NormRowsShared &shared, const QkvTokens<Elemen
                 // Norm and rotate queries and keys; their rows have no shares beyond these.
                 const float *weight = is_query ? norms.q_weight : is_key ? norms.k_weight : nullptr;
                 float factor = 1.0f;
-                if (norms.q_weight || norms.k_weight) {   // the same sums as norm_rows()
-                    float2 sums = {};
-#pragma unroll
-                    for (int i = 0; i < norm_shares; ++i)
-#pragma unroll
-                        for (int j = 0; j < 8; ++j) {
-                            sums.x = fmaf(values[i][0][j], values[i][0][j], sums.x);
-                            sums.y = fmaf(values[i][1][j], values[i][1][j], sums.y);
-                        }
-                    const float squares =
-                        row_sums<false>(shared.sums, turn, place.lanes, {sums.x + sums.y, 0.0f}).x / float(x.dim);
-                    factor = 1.0f / sqrtf(squares + norms.eps);
+                if (norms.q_weight || norms.k_weight) {
+                    factor = head_factor(values, shared.sums, turn, place.lanes, x.dim, norms.eps);
                 }
                 const auto normed = [&](float value, float of_weight) {
                     return rounded<Element>(value * factor * (of_weight + 0.0f));

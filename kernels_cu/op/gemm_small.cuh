@@ -11,7 +11,7 @@
 #include <cstdint>
 
 #include "../ptx/access.cuh"
-#include "../ptx/cp_async_run.cuh"
+#include "../ptx/cp_async.cuh"
 #include "../tile/few_rows.cuh"
 #include "../tile/lanes.cuh"
 #include "gemm.cuh"

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "../ptx/cvt_word.cuh"
+#include "../ptx/cvt.cuh"
 #include "../ptx/warp.cuh"
 #include "expanded.cuh"
 

@@ -1,6 +1,7 @@
 // Every wrapper of kernels_cu/ptx that has a stand-in, alone: one launch gives registers in and registers out.
 #include "kernel.cuh"
 #include "ptx/bulk.cuh"
+#include "ptx/access.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/cvt.cuh"
 #include "ptx/ldmatrix.cuh"
@@ -167,13 +168,31 @@ extern "C" __global__ void scales(const float2 *values, uint4 *results, int coun
                   cvt_rn_satfinite_ue4m3x4_f32(four), cvt_rn_bf16x2_ue8m0x2(__float_as_uint(pair.x) >> 16)};
 }
 
-// Scales from bytes 0 and 1 of each word, and the eight e2m1 codes of the word as f16.
-extern "C" __global__ void from_codes(const uint32_t *words, uint32_t *ue4m3, uint4 *e2m1) {
+// Scales from bytes 0 and 1 of each word, the four e4m3 codes of the word as f16, and its eight e2m1 codes.
+extern "C" __global__ void from_codes(const uint32_t *words, uint32_t *ue4m3, uint2 *e4m3, uint4 *e2m1) {
     const int i = 32 * blockIdx.x + threadIdx.x;
+    uint32_t pairs[2];
+    cvt_rn_f16x2_e4m3x4(pairs, words[i]);
+    e4m3[i] = {pairs[0], pairs[1]};
     ue4m3[i] = cvt_rn_f16x2_ue4m3x2(words[i]);
     uint32_t values[4];
     portable::f16x2_from_e2m1x8(words[i], values);
     e2m1[i] = {values[0], values[1], values[2], values[3]};
+}
+
+// 16 bytes for each thread by a copy of a run and by a predicated load; zeros behind `count`.
+extern "C" __global__ void present_chunks(const uint4 *source, uint4 *copied, uint4 *loaded, int count) {
+    __shared__ uint4 chunks[32];
+    const int thread = of_this_branch(threadIdx.x);
+    chunks[thread] = {1, 2, 3, 4};
+    cp_async_cg_16_of_run(static_cast<uint32_t>(__cvta_generic_to_shared(chunks + thread)), source + thread,
+                          thread < count);
+    cp_async_commit_group();
+    uint32_t words[4];
+    ld_global_nc_16(words, source + thread, thread < count);
+    cp_async_wait_group<0>();
+    copied[thread] = chunks[thread];
+    loaded[thread] = {words[0], words[1], words[2], words[3]};
 }
 
 // What lanes agree on: any, all, ballot, and how many were elected.

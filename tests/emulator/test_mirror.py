@@ -12,7 +12,7 @@ HEADERS = ROOT / "kernels_cu" / "ptx"
 #: Families without a header: nvcc emits them itself. (target.cuh is the header that guards targets.)
 COMPILER_ONLY = {"alu", "video", "control", "system"}
 #: Further headers of a family, besides the one with its name.
-MORE = {"mma_plain": "mma", "cvt_word": "cvt", "cp_async_run": "cp_async"}
+MORE = {"mma_plain": "mma"}
 #: Families that the emulator has although no kernel of the collection uses them, and why.
 UNUSED = {
     "cluster": "kernels for sm_90 and later name addresses and barriers of clusters also where a cluster is one block",
