@@ -347,13 +347,12 @@ def test_tokens_of_the_language_model(real):
 
 
 def test_the_language_model_says_what_its_formulas_say(real, machine):
-    """The same top token wherever the reference is sure, over tokens that begin with a question and its answer: 200 on a
-    GPU, and on the emulator those of two tiles of keys."""
+    """The same top token wherever the reference is sure, over 200 tokens that begin with a question and its answer."""
     there = real(smollm2)
     model = smollm2.SmolLM2(context=256, weights=there)
     asked = model.ids(smollm2.CHAT.format("What is the capital of France?"))
     answer = model.ids("The capital of France is Paris.<|im_end|>")
-    ids = np.concatenate([asked, answer, model.ids("\n" + "\n".join(PASSAGES[1:7]))])[: 200 if machine.is_cuda else 128]
+    ids = np.concatenate([asked, answer, model.ids("\n" + "\n".join(PASSAGES[1:7]))])[:200]
     got, want = model.logits(ids), reference.language_model(ids, there.read, there.config)
     best = np.sort(want, axis=-1)[:, -2:]
     margin = best[:, 1] - best[:, 0]
