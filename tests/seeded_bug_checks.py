@@ -1,6 +1,6 @@
 """Find for each bug of seeded_bugs.py a check that catches it, the cheapest one: seeded_bug_checks.json.
 
-test_seeded_bugs.py runs that check first, on the entries that the check launches. A bug that is not in the file, or that
+test_seeded_bugs.py runs that check first, on the entries it launches. A bug that is not in the file, or that
 its check misses, meets all checks of its whole unit, so that the file saves time and decides nothing. To write it anew
 takes twenty minutes of a core:
 

@@ -380,7 +380,7 @@ def test_selected_entries_are_those_of_the_kernel(tmp_path, kernel):
 
 @pytest.mark.parametrize("bug", BUGS, ids=str)
 def test_bug_is_caught(tmp_path, bug):
-    """Its first check runs on a unit with the entries that the check launches. Only if that passes, the whole unit meets
+    """Its first check runs on a unit with the entries that it launches. Only if that passes, the whole unit meets
     all checks; one that fails must pass without the bug."""
     check, *entries = CAUGHT_BY.get(str(bug), (None,))
     if check in CHECKS[bug.kernel]:
