@@ -1,4 +1,4 @@
-// Access to global memory that C++ has no expression for, and values that the compiler must not share.
+// Predicated loads from global memory, and values whose computations stay on their branch.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ __device__ inline void ld_global_nc_16(uint32_t (&words)[4], const void *global,
         : "l"(__cvta_generic_to_global(global)), "r"(int(present)));
 }
 
-// The same number, which the compiler does not know to be the same: what is computed from it on one branch is not
-// computed before the branch for others too, and needs no register on those.
+// Returns `number` through an asm statement. The compiler then cannot hoist computations on it above a branch, where
+// their results would occupy registers on every path.
 __device__ inline int of_this_branch(int number) {
     asm volatile("mov.b32 %0, %0;" : "+r"(number));
     return number;

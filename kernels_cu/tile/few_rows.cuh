@@ -37,9 +37,9 @@ struct SwizzledLines {
     }
 };
 
-// The order of the values of a run in pairs, for lanes that hold a run of A and of B each. Any order serves in which
-// the first four of eight values are the first two pairs: these are k of one MMA. natural: (0, 1), (2, 3), (4, 5), (6,
-// 7). crossed: (0, 2), (1, 3), (4, 6), (5, 7), the cheapest order for e2m1 in bf16.
+// The order of the values of a run in pairs, for lanes that hold a run of A and of B each. An order is valid if the
+// first two pairs hold the first four of eight values, because these are the k of one MMA. natural: (0, 1), (2, 3), (4,
+// 5), (6, 7). crossed: (0, 2), (1, 3), (4, 6), (5, 7), the cheapest order for e2m1 in bf16.
 enum class PairOrder { natural, crossed };
 
 // Eight e2m1 codes as four bf16x2 in crossed order, times 2^-126. One multiplication moves the sign of a code to bit 15
