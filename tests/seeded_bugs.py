@@ -1089,6 +1089,14 @@ BUGS = [
     ),
     Bug(
         "cache",
+        "scales_packed_from_an_odd_row_on",
+        FEW,
+        "op/attention_few.cuh",
+        "table.first % 2 == 0;",
+        "true;",
+    ),
+    Bug(
+        "cache",
         "a_batch_of_a_tile_read_twice",
         FEW,
         "op/attention_few.cuh",

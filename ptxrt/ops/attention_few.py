@@ -228,7 +228,7 @@ _PACKED = dict(query_starts=True, query_ends=True)
         _case("nvfp4", "plain", group=4, page=32, format="f16"),
         _dense("plain", batch=2, heads_kv=2, group=2, queries=3, dim=40, dim_v=24, key_ends=True, format="f16"),
         _dense("plain", heads_kv=2, queries=12, sequences=3, **_PACKED, format="bf16"),
-        _dense("mxfp8", queries=12, sequences=3, **_PACKED, format="bf16"),
+        _dense("mxfp8", queries=12, keys=458, sequences=3, **_PACKED, format="bf16"),
         _dense(
             "nvfp4",
             batch=2,
