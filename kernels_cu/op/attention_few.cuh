@@ -121,7 +121,7 @@ struct FewRing {
         ring.k_batch = batch_of(cached.k.format, k_bytes), ring.v_batch = batch_of(cached.v.format, v_bytes);
         if (cached.v.has_columns()) {
             v_bytes = Units::column_bytes(cached.v.format);
-            ring.v_batch = ring.in_place ? 1 : 4 * v_bytes <= k_bytes ? 4 : 2 * v_bytes <= k_bytes ? 2 : 1;
+            ring.v_batch = ring.in_place ? 1 : max(k_bytes / v_bytes, 1) >= 4 ? 4 : 2 * v_bytes <= k_bytes ? 2 : 1;
             v_bytes *= ring.v_batch;
         }
         ring.slot_bytes = max(k_bytes, v_bytes);
