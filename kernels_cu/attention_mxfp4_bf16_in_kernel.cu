@@ -2,7 +2,7 @@
 #include "kernel.cuh"
 #include "op/quantized_blocks.cuh"
 
-VARIANTS(dim dim_v, 64 64, 128 128, 192 128, 192 192, 256 256)
+VARIANTS(dim dim_v, 64 64, 128 128, 256 256)
 
 using Tiling = op::BlockTiling<tile::Mxfp4, tile::Bf16, VARIANT_dim, VARIANT_dim_v, false>;
 
