@@ -535,8 +535,8 @@ def in_mxfp4(x: np.ndarray) -> np.ndarray:
     return mxfp4.decode(*mxfp4.encode(filled))[..., : x.shape[-1]]
 
 
-# Compiled head dimensions (of Q and K, of V) of attention that quantizes as it loads. It takes twice as long to compile as
-# other attention, so heads of 192 are padded to 256.
+# Compiled head dimensions (of Q and K, of V) of attention that quantizes as it loads. It takes twice as long to compile
+# as other attention, so heads of 192 are padded to 256.
 IN_KERNEL_DIMS = ((64, 64), (128, 128), (256, 256))
 
 
