@@ -1,6 +1,14 @@
 """Run the tests that launch kernels and print how much of each kernel's PTX they executed: `make coverage`.
 
-Arguments go to pytest in place of TESTS. Three figures for each kernel, of its native and of its portable text:
+    python tests/ptx_coverage.py [--only KERNEL]... [--jobs N] [TEST FILE]...
+
+Every test file runs but those of LEFT_OUT, so that a new one counts from the start. Each has a pytest process of its
+own, `--jobs` of them at a time, and a line when it is done. Its counts stay in .coverage-ptx/NAME. With `--only`, or
+`make coverage KERNEL=NAME`, the report is of that kernel (a pattern such as 'append_*' names several). Then of
+test_kernels.py only the kernel's own cases run, and of the other files those that launched the kernel when they last
+ran here, or that never did.
+
+Three figures for each kernel, of its native and of its portable text:
 
 - lines: the share of PTX lines that ran. A line counts once per entry. nvcc emits a source line many times: for every
   variant, element type and unrolled copy, with remainder loops for trip counts that no tile has. Each option is tested
@@ -18,13 +26,17 @@ EXPLAINED names a place that does run.
 docs/emulator.md lists what this does not measure.
 """
 
+import argparse
 import fnmatch
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -36,13 +48,18 @@ sys.path.insert(0, str(ROOT))
 import ptxrt  # noqa: E402
 from ptxrt import units  # noqa: E402
 from ptxrt.declaration import half_of  # noqa: E402
-from ptxrt.emulator.check import merge  # noqa: E402
+from ptxrt.emulator.check import Counts, add_counts, merge, text_key  # noqa: E402
 from ptxrt.ptx.ir import Instruction  # noqa: E402
 from ptxrt.ptx.parse import body, parse  # noqa: E402
 
 COUNTS = ROOT / ".coverage-ptx"
-# The test files that launch the collection's kernels for their results; the other files test code around them.
-TESTS = ["kernels", "quantize", "attention", "attention_blocks", "attention_mxfp4_bf16_in_kernel", "operands", "probes"]
+DECLARED = "test_kernels"
+# The test files that do not run, and why.
+LEFT_OUT = {
+    "test_seeded_bugs": "runs kernels with bugs, whose counts are not those of the shipped texts",
+    "test_smollm2": "runs a whole model for nine minutes, on kernels that other files run with fewer values",
+    "test_bench": "measures launches that other files compare",
+}
 OPERATION = re.compile(
     r"(?!ld\.param|mov|selp|setp)((ld|st|atom|red|cp|ldmatrix|mma|shfl|vote|match|redux|bar|barrier|mbarrier|elect|trap)\b|.*\.([bt]?f\d+|e\dm\d)(x\d)?\b)"
 )
@@ -56,6 +73,9 @@ class Explained(NamedTuple):
     texts: str  # "native", "portable" or both
     source: str  # a part of the source line, or parts of it and of lines it was inlined at, as "inner < outer"
     why: str
+
+
+NO_TESTS = 5  # pytest's exit code where nothing was chosen
 
 
 EXPLAINED = [
@@ -198,17 +218,67 @@ def explains(explained: Explained, kernel: str, text: str, place: Place) -> bool
     return all(any(piece in line for line in lines) for piece in explained.source.split(" < "))
 
 
-def run_tests(arguments):
-    """Run pytest with counting, one process per core, at most eight; return its exit code."""
-    shutil.rmtree(COUNTS, ignore_errors=True)
-    environment = {**os.environ, "PTXRT_COVERAGE": str(COUNTS)}
-    processes = ["--quiet", "--numprocesses", "auto", "--maxprocesses", "8", "--dist", "worksteal", "-m", "not gpu"]
-    chosen = arguments or [
-        *(f"tests/test_{name}.py" for name in TESTS),
-        "-k",
-        "not hardware_arithmetic",
-    ]  # these run the same lines again
-    return subprocess.run([sys.executable, "-m", "pytest", *processes, *chosen], cwd=ROOT, env=environment).returncode
+def test_files(named=()) -> list[Path]:
+    """The test files to run: those named, or all but LEFT_OUT; first the one that takes longest."""
+    files = [Path(name) for name in named] or [
+        path for path in (ROOT / "tests").glob("test_*.py") if path.stem not in LEFT_OUT
+    ]
+    return sorted(files, key=lambda path: (path.stem != DECLARED, path.name))
+
+
+def launched(path: Path, kernels) -> bool:
+    """Whether a test file launched one of these kernels when it last ran here; True if it never did."""
+    counts = COUNTS / path.stem
+    if not (counts / "ended").exists():
+        return True
+    texts = {
+        units.text_path(unit.name, portable).name for kernel in kernels for unit in kernel.units for portable in (0, 1)
+    }
+    return any(key.split()[0] in texts for file in counts.glob("*.json") for key in json.loads(file.read_text()))
+
+
+def run_file(path: Path, kernels) -> int:
+    """Run one test file with counting, of test_kernels.py the cases of these kernels; return pytest's exit code."""
+    counts = COUNTS / path.stem
+    shutil.rmtree(counts, ignore_errors=True)
+    counts.mkdir(parents=True)
+    chosen = "not hardware_arithmetic"  # these run the same lines again
+    if path.stem == DECLARED and kernels:
+        chosen += f" and ({' or '.join(f'-{kernel.name}-' for kernel in kernels)})"
+    begin = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "-m", "not gpu", "-k", chosen, str(path)],
+        cwd=ROOT,
+        env={**os.environ, "PTXRT_COVERAGE": str(counts)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    code = 0 if ended.returncode == NO_TESTS else ended.returncode
+    last = ended.stdout.rstrip().rpartition("\n")[2]
+    print(f"{path.name:44} {time.monotonic() - begin:5.0f} s  {last}", flush=True)
+    if code:
+        print(ended.stdout, flush=True)
+    (counts / "ended").touch()
+    return code
+
+
+def merged(files) -> Counts:
+    """The sum of what these test files counted."""
+    total: Counts = {}
+    for path in files:
+        for key, entries in merge(COUNTS / path.stem).items():
+            for entry, lines in entries.items():
+                add_counts(total, key, entry, lines)
+    return total
+
+
+def run_tests(files, kernels, jobs) -> bool:
+    """Run test files, `jobs` at a time, for these kernels or, without any, for all; return whether a test failed."""
+    if kernels:
+        files = [path for path in files if path.stem == DECLARED or launched(path, kernels)]
+    with ThreadPoolExecutor(jobs) as pool:
+        return any([code for code in pool.map(lambda path: run_file(path, kernels), files)])
 
 
 def kernel_coverage(kernel, counts, portable: bool) -> Coverage:
@@ -216,15 +286,18 @@ def kernel_coverage(kernel, counts, portable: bool) -> Coverage:
     found = Coverage()
     for unit in kernel.units:
         path = units.text_path(unit.name, portable)
-        module = parse(path.read_text(), path.name)
+        text = path.read_text()
+        module = parse(text, path.name)
+        executed = counts.get(text_key(path.name, text), {})
         halves = [entry for entry in map(half_of, kernel.entries(unit)) if entry in module.functions]
         for entry in (*kernel.entries(unit), *halves):
-            found.add(module, entry, counts.get(path.name, {}).get(entry, {}))
+            found.add(module, entry, executed.get(entry, {}))
     return found
 
 
-def report(coverages, explanations) -> list[str]:
-    """Print the table of {(text, kernel): Coverage} and which gaps are explained; return the errors."""
+def report(coverages, explanations, whole: bool) -> list[str]:
+    """Print the table of {(text, kernel): Coverage} and which gaps are explained; return the errors. An explanation of
+    no gap is one if the table is whole."""
     wrong, used, before = [], Counter(), None
     for (text, kernel), found in coverages.items():
         if text != before:
@@ -241,22 +314,33 @@ def report(coverages, explanations) -> list[str]:
                 wrong.append(f"{text} {kernel}: {place} never runs: {source_line(place.path[0])}")
     print("\nWhy places do not run:")
     for number, each in enumerate(explanations):
-        print(f"  {each.kernels}, {each.texts}: {each.source}: {used[number]} places\n    {each.why}")
-        if not used[number]:
+        if used[number]:
+            print(f"  {each.kernels}, {each.texts}: {each.source}: {used[number]} places\n    {each.why}")
+        elif whole:
             wrong.append(f"the explanation of '{each.source}' in {each.kernels} is of no place that does not run")
     return wrong
 
 
-def main():
-    failed = run_tests(sys.argv[1:])
-    counts = merge(COUNTS)
+def main(arguments=None) -> int:
+    parser = argparse.ArgumentParser(description="Count which places of the kernels the tests run.")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="test files (default: all but LEFT_OUT)")
+    parser.add_argument("--only", action="append", default=[], metavar="KERNEL", help="report this kernel (repeatable)")
+    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 8), metavar="N", help="processes")
+    options = parser.parse_args(arguments)
+    every = ptxrt.kernels().values()
+    kernels = [kernel for kernel in every if any(fnmatch.fnmatchcase(kernel.name, name) for name in options.only)]
+    if options.only and not kernels:
+        parser.error(f"no kernel is named {' or '.join(options.only)}")
+    files = test_files(options.files)
+    failed = run_tests(files, kernels, options.jobs)
+    counts = merged(files)
     texts = {"native": False, "portable": True}
     coverages = {
         (text, kernel.name): kernel_coverage(kernel, counts, portable)
         for text, portable in texts.items()
-        for kernel in ptxrt.kernels().values()
+        for kernel in kernels or every
     }
-    wrong = report(coverages, EXPLAINED)
+    wrong = report(coverages, EXPLAINED, whole=not kernels)
     print("\n" + ("\n".join(wrong) if wrong else "every entry and every place runs, or is explained"))
     return 1 if failed or wrong else 0
 

@@ -84,7 +84,7 @@ def measure(kernel_name: str) -> list[tuple[str, str, int, set]]:
             new = [count - earlier for count, earlier in zip(counts, before.get(key, [0] * len(counts)))]
             before[key] = list(counts)
             if any(new):
-                path = units.MODULES / unit
+                path = units.MODULES / unit.split()[0]  # behind its name the key of a text has a digest
                 where = _places(path, entry)
                 lines = line_counts(code, new)
                 cost += sum(lines.values()) + PTX_LINE * len(_module(path).line_starts)

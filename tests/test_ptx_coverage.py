@@ -1,11 +1,15 @@
 """What `make coverage` counts and when it fails, on two small entries."""
 
+import json
 import re
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import ptx_coverage
+import ptxrt
 from ptx_coverage import EXPLAINED, ROOT, Coverage, Explained, Place
 from ptxrt.ptx.parse import parse
 
@@ -83,12 +87,12 @@ def test_a_function_has_places_for_every_line_it_is_inlined_at():
 def exit_code(monkeypatch, found, explanations=(), failed=0) -> int:
     """The exit code of main for this native coverage; the portable text runs completely."""
     both = iter((found, coverage(ALL_OF_F32, ALL_OF_F16)))
-    monkeypatch.setattr(ptx_coverage, "run_tests", lambda arguments: failed)
-    monkeypatch.setattr(ptx_coverage, "merge", lambda directory: {})
+    monkeypatch.setattr(ptx_coverage, "run_tests", lambda *arguments: bool(failed))
+    monkeypatch.setattr(ptx_coverage, "merged", lambda files: {})
     monkeypatch.setattr(ptx_coverage, "kernel_coverage", lambda kernel, counts, portable: next(both))
     monkeypatch.setattr(ptx_coverage.ptxrt, "kernels", lambda: {"k": SimpleNamespace(name="k")})
     monkeypatch.setattr(ptx_coverage, "EXPLAINED", list(explanations))
-    return ptx_coverage.main()
+    return ptx_coverage.main([])
 
 
 def test_what_never_runs_fails(monkeypatch, capsys):
@@ -127,6 +131,62 @@ def test_an_explanation_of_what_runs_fails(monkeypatch, capsys):
     explanation = Explained("k", "native", "math.cuh:5 < k.cuh:20", "why")
     assert exit_code(monkeypatch, coverage(ALL_OF_F32, ALL_OF_F16), [explanation]) == 1
     assert "the explanation of 'math.cuh:5 < k.cuh:20' in k is of no place that does not run" in capsys.readouterr().out
+
+
+def test_every_test_file_runs_but_those_left_out():
+    there = {path.stem for path in (ROOT / "tests").glob("test_*.py")}
+    files = [path.stem for path in ptx_coverage.test_files()]
+    assert files[0] == ptx_coverage.DECLARED and set(files) == there - set(ptx_coverage.LEFT_OUT)
+    assert set(ptx_coverage.LEFT_OUT) < there
+    assert ptx_coverage.test_files(["tests/test_gemm.py"]) == [Path("tests/test_gemm.py")]
+
+
+def test_a_kernel_has_the_files_that_launched_it(monkeypatch, tmp_path, capsys):
+    """Of test_kernels.py its own cases run, of the others those that launched it or never ran here."""
+    monkeypatch.setattr(ptx_coverage, "COUNTS", tmp_path)
+    calls = []
+
+    def run(command, *, env, **_):
+        calls.append((Path(command[-1]).stem, command[command.index("-k") + 1], Path(env["PTXRT_COVERAGE"]).name))
+        return SimpleNamespace(returncode=ptx_coverage.NO_TESTS, stdout="...\n3 passed")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    for name, text in ("test_a", "amax"), ("test_b", "cast"), ("test_c", ""):
+        (tmp_path / name).mkdir()
+        if text:
+            (tmp_path / name / "1-1.json").write_text(json.dumps({f"{text}.portable.ptx 0123": {}}))
+            (tmp_path / name / "ended").touch()
+    files = [Path(f"tests/{name}.py") for name in (ptx_coverage.DECLARED, "test_a", "test_b", "test_c")]
+    assert not ptx_coverage.run_tests(files, [ptxrt.kernels()["amax"]], 1)
+    plain = "not hardware_arithmetic"
+    assert calls == [
+        (ptx_coverage.DECLARED, f"{plain} and (-amax-)", ptx_coverage.DECLARED),
+        ("test_a", plain, "test_a"),
+        ("test_c", plain, "test_c"),
+    ]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        path.name for path in files[:2] + files[3:]
+    ]
+    calls.clear()
+    ptx_coverage.run_tests(files, [], 1)
+    assert [call[:2] for call in calls] == [(path.stem, plain) for path in files]
+
+
+def test_a_failing_test_fails(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(ptx_coverage, "COUNTS", tmp_path)
+    result = SimpleNamespace(returncode=1, stdout="what is wrong\n1 failed")
+    monkeypatch.setattr(subprocess, "run", lambda *arguments, **options: result)
+    assert ptx_coverage.run_tests([Path("tests/test_a.py")], [], 1)
+    assert "what is wrong" in capsys.readouterr().out
+
+
+def test_counts_of_files_add_up(monkeypatch, tmp_path):
+    monkeypatch.setattr(ptx_coverage, "COUNTS", tmp_path)
+    for name, count in ("test_a", 32), ("test_b", 64), ("test_c", 128):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1-1.json").write_text(json.dumps({"k.ptx 0123": {"k_f32": {"9": count}}}))
+    files = [Path("tests/test_a.py"), Path("tests/test_b.py")]
+    assert ptx_coverage.merged(files) == {"k.ptx 0123": {"k_f32": {9: 96}}}
 
 
 def test_what_counts_as_an_operation():

@@ -139,12 +139,12 @@ class LoadedModule:
         if code is None:
             if entry in self.refused:
                 raise self.refused[entry]
-            from .check import collector
+            from .check import collector, text_key
 
             code = self._codes[entry] = self._translation(entry)
             self.counts[entry] = [0] * len(code.blocks)
             if collector() is not None:
-                collector().add(self.name, entry, code, self.counts[entry])
+                collector().add(text_key(self.name, self.module.text), entry, code, self.counts[entry])
         return code
 
     def _translation(self, entry: str) -> "Code":

@@ -9,6 +9,7 @@ it finds races between blocks. memory.py and machine.py report accesses and sync
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
 import os
 import sys
@@ -24,7 +25,7 @@ WARP = 32
 BANKS = 32
 
 Lines = dict[int, int]
-Counts = dict[str, dict[str, Lines]]  # module -> entry -> line -> count
+Counts = dict[str, dict[str, Lines]]  # module, or key of its text -> entry -> line -> count
 
 # ---------------------------------------------------------------------------------------------------------------
 # Executions per line
@@ -49,11 +50,11 @@ class Coverage:
         atexit.register(self.write)
 
     def add(self, module: str, entry: str, code, counts: list[int]) -> None:
-        """Register an entry; its list of counts is read at exit."""
+        """Register an entry of the text that `text_key` names; its list of counts is read at exit."""
         self.entries.append((module, entry, code, counts))
 
     def write(self) -> None:
-        """Write one file: {module: {entry: {line: count}}}."""
+        """Write one file: {key of a text: {entry: {line: count}}}."""
         if not self.entries:
             return
         total: Counts = {}
@@ -63,6 +64,11 @@ class Coverage:
         path = self.directory / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.json"
         path.write_text(json.dumps(total))
         self.entries.clear()
+
+
+def text_key(name: str, text: str) -> str:
+    """The key of a text's counts: its file name and a digest, since tests also run changed texts of a shipped name."""
+    return f"{name} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def add_counts(total: Counts, module: str, entry: str, lines: Lines) -> None:
@@ -84,7 +90,7 @@ def collector() -> Coverage | None:
 
 
 def merge(directory) -> Counts:
-    """The sum of all counts in a directory: {module: {entry: {PTX line: threads}}}; 0 for lines that never ran."""
+    """The sum of all counts in a directory: {key of a text: {entry: {PTX line: threads}}}; 0 where a line never ran."""
     total: Counts = {}
     for path in sorted(Path(directory).glob("*.json")):
         for module, entries in json.loads(path.read_text()).items():

@@ -334,7 +334,12 @@ def test_coverage(tmp_path, monkeypatch):
     check.collector().write()
     launch(program(body), "k", np.zeros(64, np.uint64), block=64)
     check.collector().write()
-    assert check.merge(tmp_path)["test.ptx"]["k"] == {line: 2 * count for line, count in lines.items()}
+    changed = program(body.replace("500", "501"))
+    launch(changed, "k", np.zeros(64, np.uint64), block=64)
+    check.collector().write()
+    counts = check.merge(tmp_path)
+    assert counts[check.text_key("test.ptx", program(body))]["k"] == {line: 2 * count for line, count in lines.items()}
+    assert counts[check.text_key("test.ptx", changed)]["k"] == lines
 
 
 def test_launch_facts_are_checked():
