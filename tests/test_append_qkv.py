@@ -50,6 +50,9 @@ CASES = [
     ("mxfp4", 64, 64, 0, "pairs", "q", dict(k_mean=normal(2, 64))),
     ("nvfp4", 128, 64, 64, "halves", "qk", dict(k_global=0.02, v_global=[0.01, 0.1])),
     ("nvfp4", 32, 32, 0, "halves", "k", dict(scale_rule="four_over_six", dim_v=64)),
+    ("mxfp4", 64, 64, 0, "halves", "k", dict(dim_v=96)),
+    ("f16", 64, 64, 0, "halves", "qk", dict(k_mean=normal(2, 64), k_global=[2.0, 0.5])),
+    ("mxfp4", 64, 38, 3, "pairs", "qk", {}),
 ]
 
 

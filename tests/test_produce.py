@@ -336,6 +336,67 @@ def test_no_bit_depends_on_the_number_of_blocks(text_machine, monkeypatch, name,
         np.testing.assert_array_equal(one, other)
 
 
+def forms_of(call, x, plain, layout):
+    """Check that rows in every form, for each of which kernels of 16-bit rows have a loop, are those of plain values."""
+    np.testing.assert_array_equal(call(x, out_dtype=x.dtype), plain.astype(x.dtype))
+    for format in ("mxfp8", "mxfp4", "nvfp4"):
+        options = dict(scale_layout=layout, **(dict(global_scale=0.013) if format == "nvfp4" else {}))
+        got = call(x, format=format, **options)
+        want = ptxrt.quantize(plain, format, scale_rule=RULES[format], pad=True, **options)
+        np.testing.assert_array_equal(got.codes, want.codes)
+        np.testing.assert_array_equal(got.scales, want.scales)
+
+
+@pytest.mark.parametrize("name, dtype", [("rmsnorm", np.float16), ("layernorm", BF16)])
+def test_norms_in_every_form(text_machine, monkeypatch, name, dtype):
+    """Weights of x's type, rows of 16 and of 64 lanes. One block takes all rows in turn."""
+    monkeypatch.setattr(produce_kernels, "_fewer", lambda blocks, room: 1)
+    for rows, cols, layout in (18, 512, "128x4"), (5, 1056, "linear"):
+        x, weight, bias = (normal(*size, dtype=dtype, seed=3) for size in ((rows, cols), (cols,), (cols,)))
+        given = (weight, bias)[: 1 + (name == "layernorm")]
+        call = lambda x, **options: getattr(ptxrt, name)(x, *given, **options)
+        plain = call(x, out_dtype=np.float32)
+        options = dict(eps=1e-5, centered=True) if name == "layernorm" else dict(eps=1e-6)
+        assert_close(plain, exact_norm(x, *given, **options)[0])
+        forms_of(call, x, plain, layout)
+
+
+def test_norms_with_sums_of_long_rows(text_machine):
+    """Rows with a residual that are whole and fit, and rows that are read again, rounded and not."""
+    for cols, dtype in (1056, np.float16), (9001, BF16):
+        x, residual = (normal(3, cols, dtype=dtype, seed=seed) for seed in range(2))
+        bias = normal(cols, dtype=np.float32, seed=2)
+        y, v = ptxrt.layernorm(x, None, bias, residual=residual, out_dtype=np.float32)
+        v32 = x.astype(np.float32) + residual.astype(np.float32)
+        assert_close(y, exact_norm(v32, None, bias, eps=1e-5, centered=True)[0])
+        np.testing.assert_array_equal(v, v32.astype(dtype))
+        y, v = ptxrt.rmsnorm(x, residual=residual, rounding="16", out_dtype=np.float32)
+        np.testing.assert_array_equal(v, v32.astype(dtype))
+        want, _ = exact_norm(v, eps=1e-6, rounding="16")
+        assert np.mean(y != want.astype(np.float32)) < 0.01  # halfway between two values either is right
+
+
+@pytest.mark.parametrize(
+    "dtype, options",
+    [
+        (np.float16, dict(limit=0.7, rounding="16", row_weights=normal(36))),
+        (BF16, dict(interleaved=True)),
+    ],
+    ids=["float16", "bfloat16"],
+)
+def test_gates_and_activations_in_every_form(text_machine, monkeypatch, dtype, options):
+    """One block takes all shares in turn."""
+    monkeypatch.setattr(produce_kernels, "_fewer", lambda blocks, room: 1)
+    x = 3 * normal(36, 256, dtype=dtype)
+    call = lambda x, **rest: ptxrt.swiglu(x, **options, **rest)
+    once = {name: value for name, value in options.items() if name != "rounding"}
+    plain = ptxrt.swiglu(x, **once, out_dtype=np.float32)
+    assert_close(plain, exact_gate(x, **once))
+    plain = plain.astype(dtype).astype(np.float32) if "rounding" in options else plain
+    forms_of(call, x, plain, "linear")
+    forms_of(ptxrt.gelu, x, ptxrt.gelu(x, out_dtype=np.float32), "linear")
+
+
 @pytest.mark.parametrize("blocks", [produce_kernels.norm_blocks, produce_kernels.share_blocks])
 def test_as_many_blocks_as_run_at_once(blocks):
     """Work of many blocks is spread evenly over those that a GPU holds; less work keeps its blocks."""

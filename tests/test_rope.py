@@ -118,6 +118,25 @@ def test_the_bytes_of_quantize(text_machine, format, layout):
             assert got.layout == want.layout
 
 
+@pytest.mark.parametrize("dtype, inverse", [(np.float16, True), (BF16, False)], ids=["float16", "bfloat16"])
+def test_every_form(text_machine, dtype, inverse):
+    """Kernels of 16-bit rows have a loop for each form, where all columns are rotated."""
+    table, x, positions = ptxrt.rope_table(64, 60), normal(11, 13, 64, dtype=dtype), np.arange(11) * 5
+    call = lambda **options: ptxrt.rope(x, table, positions, inverse=inverse, **options)
+    plain = call(out_dtype=np.float32)
+    assert_within_two_ulp(plain, x.astype(np.float32), table, positions, inverse=inverse)
+    for rounding in ("once", "16"):
+        np.testing.assert_array_equal(call(rounding=rounding), plain.astype(dtype))
+        values = plain if rounding == "once" else plain.astype(dtype).astype(np.float32)
+        np.testing.assert_array_equal(call(rounding=rounding, out_dtype=np.float32), values)
+        for format, rule in ("mxfp8", "rceil"), ("mxfp4", "even"), ("nvfp4", "amax"):
+            options = dict(scale_layout="128x4", **(dict(global_scale=0.013) if format == "nvfp4" else {}))
+            got = call(rounding=rounding, format=format, **options)
+            want = ptxrt.quantize(values, format, scale_rule=rule, pad=True, **options)
+            np.testing.assert_array_equal(got.codes, want.codes)
+            np.testing.assert_array_equal(got.scales, want.scales)
+
+
 def test_any_strides(text_machine):
     table = ptxrt.to_device(ptxrt.rope_table(32, 50))
     qkv = normal(6, 5 * 32 + 7, dtype=BF16)
