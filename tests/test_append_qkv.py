@@ -52,7 +52,9 @@ CASES = [
     ("nvfp4", 32, 32, 0, "halves", "k", dict(scale_rule="four_over_six", dim_v=64)),
     ("mxfp4", 64, 64, 0, "halves", "k", dict(dim_v=96)),
     ("f16", 64, 64, 0, "halves", "qk", dict(k_mean=normal(2, 64), k_global=[2.0, 0.5])),
-    ("mxfp4", 64, 38, 3, "pairs", "qk", {}),
+    ("f16", 64, 64, 0, "halves", "qk", {}),
+    ("mxfp4", 96, 38, 3, "pairs", "qk", dict(k_global=[2.0, 0.5])),
+    ("mxfp8", 96, 38, 2, "pairs", "k", {}),
 ]
 
 
@@ -66,7 +68,7 @@ def test_the_bytes_of_the_parts_in_turn(text_machine, format, dim, width, first,
     positions = np.array([0, 9, 49, 3, 4, 5, 17])
     weights = {f"{name}_weight": normal(dim, seed=ord(name)) for name in norms}
     turns = dict(style=style, first=first)
-    for dtype in (np.float32, BF16)[dim != 96 :]:
+    for dtype in (np.float32, np.float16 if format == "f16" else BF16)[dim != 96 :]:
         qkv = normal(7, 4 * dim + 2 * dim + 2 * dim_v, dtype=dtype)
         parts = parts_of(qkv, 4, dim, dim_v)
         caches = [cache_of(format, dim, **options) for _ in range(3)]
@@ -136,6 +138,9 @@ def test_in_a_graph_with_other_tokens(text_machine):
         np.testing.assert_array_equal(q.to_numpy(), want)
         for name, x in contents(cache).items():
             np.testing.assert_array_equal(x, contents(other)[name], err_msg=name)
+    positions[...] = np.array([49, 50, -1], np.int32)  # the table ends at 49
+    graph.launch()
+    assert np.isnan(q.to_numpy().astype(np.float32)).any(axis=(1, 2)).tolist() == [False, True, True]
 
 
 def test_no_tokens(text_machine):

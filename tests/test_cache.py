@@ -116,7 +116,7 @@ def test_tokens_appended_at_once_and_one_at_a_time(machine, rng, format):
 
 @pytest.mark.parametrize("format", ["bf16", "mxfp8", "nvfp4"])
 @pytest.mark.parametrize("dtype", [BF16, np.float32])
-def test_rows_that_begin_anywhere(machine, rng, format, dtype):
+def test_rows_that_begin_anywhere(text_machine, rng, format, dtype):
     """Rows at odd addresses, of heads that leave lanes idle, give the bytes of aligned rows."""
     k, v = normal(rng, 6, 5, 96, dtype=dtype), normal(rng, 6, 5, 32, dtype=dtype)
     apart = [ptxrt.to_device(np.pad(x, [(0, 0), (0, 0), (1, 2)]))[:, :, 1:-2] for x in (k, v)]

@@ -339,6 +339,7 @@ def test_no_bit_depends_on_the_number_of_blocks(text_machine, monkeypatch, name,
 def forms_of(call, x, plain, layout):
     """Check that rows in every form, for each of which kernels of 16-bit rows have a loop, are those of plain values."""
     np.testing.assert_array_equal(call(x, out_dtype=x.dtype), plain.astype(x.dtype))
+    np.testing.assert_array_equal(call(x, out_dtype=np.float32), plain)
     for format in ("mxfp8", "mxfp4", "nvfp4"):
         options = dict(scale_layout=layout, **(dict(global_scale=0.013) if format == "nvfp4" else {}))
         got = call(x, format=format, **options)
@@ -347,7 +348,7 @@ def forms_of(call, x, plain, layout):
         np.testing.assert_array_equal(got.scales, want.scales)
 
 
-@pytest.mark.parametrize("name, dtype", [("rmsnorm", np.float16), ("layernorm", BF16)])
+@pytest.mark.parametrize("name, dtype", [("rmsnorm", np.float16), ("layernorm", np.float16), ("layernorm", BF16)])
 def test_norms_in_every_form(text_machine, monkeypatch, name, dtype):
     """Weights of x's type, rows of 16 and of 64 lanes. One block takes all rows in turn."""
     monkeypatch.setattr(produce_kernels, "_fewer", lambda blocks, room: 1)
@@ -359,6 +360,11 @@ def test_norms_in_every_form(text_machine, monkeypatch, name, dtype):
         options = dict(eps=1e-5, centered=True) if name == "layernorm" else dict(eps=1e-6)
         assert_close(plain, exact_norm(x, *given, **options)[0])
         forms_of(call, x, plain, layout)
+    if name == "rmsnorm":
+        rounded, want = call(x, rounding="16"), exact_norm(x, weight, eps=1e-6, rounding="16")[0]
+        assert (
+            np.mean(rounded != to_type(want, dtype).astype(dtype)) < 0.01
+        )  # halfway between two values either is right
 
 
 def test_norms_with_sums_of_long_rows(text_machine):
@@ -374,6 +380,12 @@ def test_norms_with_sums_of_long_rows(text_machine):
         np.testing.assert_array_equal(v, v32.astype(dtype))
         want, _ = exact_norm(v, eps=1e-6, rounding="16")
         assert np.mean(y != want.astype(np.float32)) < 0.01  # halfway between two values either is right
+    options = dict(residual=residual[:, :256], format="mxfp8", scale_layout="128x4")
+    got, v = ptxrt.rmsnorm(x[:, :256], **options)
+    plain, _ = ptxrt.rmsnorm(x[:, :256], residual=residual[:, :256], out_dtype=np.float32)
+    want = ptxrt.quantize(plain, "mxfp8", scale_rule="rceil", scale_layout="128x4")
+    np.testing.assert_array_equal(got.codes, want.codes)
+    np.testing.assert_array_equal(got.scales, want.scales)
 
 
 @pytest.mark.parametrize(

@@ -118,9 +118,12 @@ def test_the_bytes_of_quantize(text_machine, format, layout):
             assert got.layout == want.layout
 
 
-@pytest.mark.parametrize("dtype, inverse", [(np.float16, True), (BF16, False)], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype, inverse", list(zip(TYPES, (False, True, False))), ids=["float32", "float16", "bfloat16"]
+)
 def test_every_form(text_machine, dtype, inverse):
-    """Kernels of 16-bit rows have a loop for each form, where all columns are rotated."""
+    """Kernels of 16-bit rows have a loop for each form, where all columns are rotated; rows that are not aligned take
+    another."""
     table, x, positions = ptxrt.rope_table(64, 60), normal(11, 13, 64, dtype=dtype), np.arange(11) * 5
     call = lambda **options: ptxrt.rope(x, table, positions, inverse=inverse, **options)
     plain = call(out_dtype=np.float32)
@@ -135,6 +138,9 @@ def test_every_form(text_machine, dtype, inverse):
             want = ptxrt.quantize(values, format, scale_rule=rule, pad=True, **options)
             np.testing.assert_array_equal(got.codes, want.codes)
             np.testing.assert_array_equal(got.scales, want.scales)
+    wide = np.pad(x, ((0, 0), (0, 0), (3, 2)))
+    got = ptxrt.rope(wide[..., 3:67], table, positions, inverse=inverse, out_dtype=np.float32)
+    np.testing.assert_array_equal(got, plain)
 
 
 def test_any_strides(text_machine):

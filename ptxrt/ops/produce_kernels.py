@@ -143,6 +143,7 @@ _QUANTIZED = [
         ending_case(5, 1536, out_f32=True, weight_f32=True, residual=True, total=True, eps=1e-5),
         ending_case(3, 8200, out_f32=True, weight_f32=True, bias_f32=True, eps=1e-5, centered=1, format="bf16"),
         ending_case(2, 9001, out_f32=True, bias_f16=True, residual=True, total=True, eps=1e-5, format="bf16"),
+        ending_case(1, 9001, out_f16=True, residual=True, eps=1e-5, centered=1, rounds=1, format="f16"),
         *(
             ending_case(rows, cols, name, swizzled, rule=rule, eps=0.0)
             for name, rows, cols, swizzled, rule in _QUANTIZED
