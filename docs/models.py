@@ -24,9 +24,11 @@ if __name__ == "__main__":
 
 import minilm  # noqa: E402
 import smollm2  # noqa: E402
+from products import BF16  # noqa: E402
 
 import ptxrt  # noqa: E402
 from ptxrt.bench import plots  # noqa: E402
+from ptxrt.ops.operands import operand_rule  # noqa: E402
 from tests import model_reference as reference  # noqa: E402
 
 BOTH = {"bf16": "bf16", "mxfp8": "mxfp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4", "bf16 x nvfp4": ("bf16", "nvfp4")}
@@ -45,6 +47,8 @@ ENCODER = [
     ("bf16", "nvfp4+bf16", None),
     ("nvfp4", "nvfp4", None),
 ]
+# Forward passes of which the spread of a perplexity is taken.
+PASSES = 10
 PASSAGES = (ROOT / "data" / "passages.txt").read_text().splitlines()
 QUESTIONS = [
     "Which city is the capital of France?", "What are GPUs used for?", "Why does water boil sooner on a mountain?",
@@ -132,6 +136,37 @@ def measured_language(formats: str, cache: str, rule: str | None, tokens: int) -
     return found
 
 
+def measured_spread(formats: str, rule: str | None, tokens: int) -> dict[str, Any]:
+    """Measure how far perplexities of equally good forward passes lie apart, in NumPy alone.
+
+    Each pass multiplies the same quantized operands and keeps bfloat16 between products, as the kernels do. Before they
+    are quantized, its activations have random relative errors of up to 2^-16, a few times those of float32 sums of
+    another order.
+    """
+    there, (ids, _, _) = opened(smollm2), wanted(tokens)
+    format = BOTH[formats]
+    weights: dict[int, np.ndarray] = {}
+    found = []
+    for number in range(PASSES):
+        rng, places = np.random.default_rng(number), iter(range(10_000))
+
+        def operand(product: str, role: str, x: np.ndarray) -> np.ndarray:
+            rounds = functools.partial(reference.rounded, format=format, rule=rule or operand_rule(format), role=role)
+            if product == "logits":
+                rounds = functools.partial(reference.rounded, format="bf16")
+            if role == "weights":
+                if (place := next(places)) not in weights:
+                    weights[place] = rounds(x).astype(np.float32)
+                return weights[place]
+            return rounds(x * (1 + rng.uniform(-(2.0**-16), 2.0**-16, x.shape))).astype(np.float32)
+
+        kept = lambda x: np.asarray(x).astype(BF16).astype(np.float32)
+        options = dict(operand=operand, dtype=np.float32, kept=kept)
+        logits = reference.language_model(ids, there.read, there.config, **options)
+        found.append(perplexity(log_softmax(logits), ids))
+    return dict(mean=float(np.mean(found)), deviation=float(np.std(found, ddof=1)), passes=PASSES)
+
+
 def measured_encoder(formats: str, attention: str, rule: str | None) -> dict[str, Any]:
     """Measure how close embeddings are to float64 ones, and whether questions find the same passages."""
     model = minilm.MiniLM(BOTH[formats], attention=attention, scale_rule=rule, weights=opened(minilm))
@@ -192,9 +227,12 @@ round them a second time, which costs additional accuracy. The text is the first
 `data/passages.txt`.
 
 - *perplexity* is that of this text; in float64 it is {exact:.2f}.
-- *same operands* is the perplexity of a NumPy forward pass with the same quantized operands and an unquantized cache.
-  With activations in bf16 or mxfp8 the kernels come within 1 % of it. With activations in 4 bits they can differ more:
-  the last bit of a float32 sum can move an activation to another code, and later layers amplify the difference.
+- *same operands* is the perplexity of a NumPy forward pass with the same quantized operands and an unquantized cache,
+  which keeps float32 between products. With activations in bf16 or mxfp8 the kernels come within 1 % of it.
+- *spread* is the mean of {passes} such passes, with the standard deviation of a single one. These passes keep bfloat16
+  between products, as the kernels do, and their activations differ by at most 2^-16 before they are quantized. The last
+  bit of a sum moves an activation to another code, and later layers amplify the difference. In 4 bits two equally good
+  forward passes therefore differ by 2 to 5 %, and no perplexity of this text tells kernels apart that are closer.
 - *KL* is the mean divergence from the distribution of the float64 forward pass, in nats; *top* is the share of
   positions with the same top token.
 - *bytes* is the size of the weights of all layers; *cache bytes* is the size of one token in the caches of all layers.
@@ -253,14 +291,23 @@ def language_section(kept: dict[str, Any]) -> list[str]:
         if x is None:
             continue
         same = f"{x['same_operands']:.2f}" if "same_operands" in x else ""
-        figures = f"{x['perplexity']:.2f}", same, f"{x['kl']:.4f}", f"{x['top']:.3f}", f"{x['bytes'] / 2**20:.0f} MB"
+        spread = kept["spread"].get(text_of(formats, "", rule)) if same else None
+        spread = f"{spread['mean']:.2f} ± {spread['deviation']:.2f}" if spread else ""
+        figures = (
+            f"{x['perplexity']:.2f}",
+            same,
+            spread,
+            f"{x['kl']:.4f}",
+            f"{x['top']:.3f}",
+            f"{x['bytes'] / 2**20:.0f} MB",
+        )
         times = f"{x['cache_bytes']}", f"{x['launches']}", spelled(x["step"]), f"{1 / x['step']:.4g}"
         rows.append([formats, rule or "", cache, *figures, *times, spelled(x["seconds"])])
     exact = next(iter(there.values()))["exact"]
-    head = ["products", "rule", "cache", "perplexity", "same operands", "KL", "top", "bytes", "cache bytes"]
+    head = ["products", "rule", "cache", "perplexity", "same operands", "spread", "KL", "top", "bytes", "cache bytes"]
     head += ["launches", "step", "tokens/s", "text"]
     return [
-        LANGUAGE_HEAD.format(**measured_where(kept, "language"), tokens=kept["tokens"], exact=exact),
+        LANGUAGE_HEAD.format(**measured_where(kept, "language"), tokens=kept["tokens"], exact=exact, passes=PASSES),
         table(head, rows),
     ]
 
@@ -312,13 +359,21 @@ def jobs(tokens: int) -> list[tuple[str, str, Callable[[], dict[str, Any]]]]:
     """Return (kind, name, measurement) of all measurements."""
     encoder = [("encoder", text_of(*row), functools.partial(measured_encoder, *row)) for row in ENCODER]
     language = [("language", text_of(*row), functools.partial(measured_language, *row, tokens)) for row in LANGUAGE]
-    return encoder + language
+    rounded = dict.fromkeys((formats, rule) for formats, _, rule in LANGUAGE if isinstance(BOTH[formats], str))
+    spread = [
+        ("spread", text_of(formats, "", rule), functools.partial(measured_spread, formats, rule, tokens))
+        for formats, rule in rounded
+        if formats != "bf16"
+    ]
+    return encoder + language + spread
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--machine", default="emulator", choices=["emulator", "portable", "native"])
-    parser.add_argument("--only", nargs="*", help="'encoder' or 'language', or one such as 'encoder: nvfp4 / bf16'")
+    parser.add_argument(
+        "--only", nargs="*", help="'encoder', 'language' or 'spread', or one such as 'encoder: nvfp4 / bf16'"
+    )
     parser.add_argument("--missing", action="store_true", help="leave out what was measured before")
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--page", action="store_true", help="write the page from what was measured before")
@@ -326,14 +381,14 @@ def main() -> None:
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     path = given.folder / "models.json"
-    kept = json.loads(path.read_text()) if path.exists() else dict(machines={}, language={}, encoder={})
+    kept = json.loads(path.read_text()) if path.exists() else dict(machines={}, language={}, encoder={}, spread={})
     if not given.page:
         with ptxrt.using(given.machine) as backend:
-            where = backend.describe()
-            where += f" on {processor()}" if given.machine == "emulator" else ""
+            there = backend.describe() + (f" on {processor()}" if given.machine == "emulator" else "")
             if kept.get("tokens") != given.tokens:
-                kept |= dict(tokens=given.tokens, language={})
+                kept |= dict(tokens=given.tokens, language={}, spread={})
             for kind, name, job in jobs(given.tokens):
+                where = "NumPy" if kind == "spread" else there
                 asked = not given.only or kind in given.only or f"{kind}: {name}" in given.only
                 known = kept["machines"].get(kind) == where and name in kept[kind]
                 if not asked or (given.missing and known):

@@ -86,10 +86,12 @@ def language_model(
     operand: Callable[[str, str, np.ndarray], np.ndarray] | None = None,
     style: str = "pairs",
     dtype: type = np.float64,
+    kept: Callable[[np.ndarray], np.ndarray] = lambda x: x,
 ) -> np.ndarray:
     """Logits, float64 [tokens, vocabulary]. operand(product, role, x) returns an operand as it is multiplied; role is
     "activations" or "weights". dtype float32 halves the time, for formats whose rounding errors are a thousand times
-    larger."""
+    larger. kept(x) rounds what lies in memory between products: the residual stream, q, k, v and the output of
+    attention."""
     operand = operand or (lambda product, role, x: x)
     get = lambda name: np.asarray(read(name), dtype)
     multiply = lambda product, x, w: operand(product, "activations", x) @ operand(product, "weights", w).T
@@ -101,19 +103,20 @@ def language_model(
     for i in range(c["layers"]):
         w = lambda name: get(f"blk.{i}.{name}.weight")
         y = rmsnorm(x, w("attn_norm"), c["eps"])
-        qkv = multiply("qkv", y, np.concatenate([w("attn_q"), w("attn_k"), w("attn_v")])).reshape(len(ids), -1, dim)
+        qkv = kept(multiply("qkv", y, np.concatenate([w("attn_q"), w("attn_k"), w("attn_v")])))
+        qkv = qkv.reshape(len(ids), -1, dim)
         q, k, v = np.split(qkv, [c["heads"], c["heads"] + c["kv_heads"]], axis=1)
-        q, k = (turned(part, positions, c["base"], style) for part in (q, k))
+        q, k = (kept(turned(part, positions, c["base"], style)) for part in (q, k))
         heads = []
         for head in range(c["heads"]):
             scores = q[:, head] @ k[:, head // group].T / math.sqrt(dim) + hidden
-            heads.append(softmax(scores) @ v[:, head // group])
-        x = x + multiply("out", np.concatenate(heads, axis=1), w("attn_output"))
+            heads.append(kept(softmax(scores) @ v[:, head // group]))
+        x = kept(x + multiply("out", np.concatenate(heads, axis=1), w("attn_output")))
         y = rmsnorm(x, w("ffn_norm"), c["eps"])
         # Gate and up are interleaved, so that a scale of the whole matrix covers both.
         both = multiply("gate_up", y, np.stack([w("ffn_gate"), w("ffn_up")], axis=1).reshape(-1, y.shape[1]))
         gate, up = both[:, ::2], both[:, 1::2]
-        x = x + multiply("down", gate / (1 + np.exp(-gate)) * up, w("ffn_down"))
+        x = kept(x + multiply("down", gate / (1 + np.exp(-gate)) * up, w("ffn_down")))
     return multiply("logits", rmsnorm(x, get("output_norm.weight"), c["eps"]), embedding)
 
 
