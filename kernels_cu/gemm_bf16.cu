@@ -2,7 +2,7 @@
 #include "kernel.cuh"
 #include "op/gemm.cuh"
 
-VARIANTS(tile, 64, 256)
+VARIANTS(tile, 64, 128)
 
 #define INSTANCE(suffix, Element, Format)                                                                              \
     using Core##suffix = op::Core<Format, Format, VARIANT_tile>;                                                       \

@@ -2,6 +2,6 @@
 #include "kernel.cuh"
 #include "op/gemm.cuh"
 
-VARIANTS(tile, 64, 256)
+VARIANTS(tile, 64, 128, 256)
 
 BLOCK_GEMM(UNIT, tile::Mxfp4, tile::Mxfp4, VARIANT_tile)

@@ -265,8 +265,8 @@ BUGS = [
         "epilogue_off_by_a_row",
         "gemm_bf16",
         "op/epilogue.cuh",
-        "row_here = row + item / of_row;",
-        "row_here = row + item / of_row + 1;",
+        "row_here = row + share.row,",
+        "row_here = row + share.row + 1,",
     ),
     Bug(
         "products",
@@ -313,8 +313,24 @@ BUGS = [
         "gate_of_the_other_sign",
         "gemm_bf16",
         "op/epilogue.cuh",
-        "values[half][i] = gate(pairs[i / 4][i % 4 * 2],",
-        "values[half][i] = gate(-pairs[i / 4][i % 4 * 2],",
+        "values[0][i] = gate(values[i / 4][i % 4 * 2],",
+        "values[0][i] = gate(-values[i / 4][i % 4 * 2],",
+    ),
+    Bug(
+        "products",
+        "bias_of_another_share",
+        "gemm_bf16",
+        "op/epilogue.cuh",
+        "here = column + half * tile::share_columns",
+        "here = column + (1 - half) * tile::share_columns",
+    ),
+    Bug(
+        "products",
+        "groups_before_the_last_of_a_warp_are_forgotten",
+        "gemm_bf16",
+        "op/gemm.cuh",
+        "found ? sum - tiles : sum",
+        "found ? sum - tiles : tiles",
     ),
     # Loads: copies, barriers, conversions, fragments
     Bug(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import ptxrt
 from ptxrt.errors import ArgumentError
 from ptxrt.ops.gemm import exact_matmul
-from ptxrt.ops.gemm_kernels import TILE_ROWS, gemm_bf16
+from ptxrt.ops.gemm_kernels import gemm_bf16, tile_for, tiles_of
 
 BF16 = ml_dtypes.bfloat16
 
@@ -29,7 +29,7 @@ def is_close(got, want, depth):
 
 
 @pytest.mark.parametrize("dtype", [BF16, np.float16])
-@pytest.mark.parametrize("tile", TILE_ROWS)
+@pytest.mark.parametrize("tile", tiles_of("bf16", "bf16"))
 def test_an_identity_gives_the_other_operand(text_machine, tile, dtype):
     """Each element of an operand comes out at its place, wherever it lies in tiles, stages and fragments."""
     depth = 136
@@ -52,11 +52,22 @@ def test_integers_are_exact(text_machine, rows, cols, depth):
 
 def test_no_bit_depends_on_the_tile_or_on_other_rows(text_machine):
     a, b = normal(1, 70, 200), normal(1, 130, 200, seed=1)
-    whole = [gemm_bf16(a, b, out_f32=True, tile=tile) for tile in TILE_ROWS]
+    whole = [gemm_bf16(a, b, out_f32=True, tile=tile) for tile in tiles_of("bf16", "bf16")]
     for other in whole[1:]:
         np.testing.assert_array_equal(other, whole[0])
     np.testing.assert_array_equal(gemm_bf16(a[:, 33:34], b, out_f32=True), whole[0][:, 33:34])
     np.testing.assert_array_equal(gemm_bf16(a, b[:, 65:70], out_f32=True), whole[0][:, :, 65:70])
+
+
+@pytest.mark.parametrize("multiprocessors", [132, 170])
+@pytest.mark.parametrize(
+    "rows, in_16_bits, in_codes", [(128, 64, 64), (256, 64, 64), (512, 128, 128), (1024, 128, 256), (8192, 128, 256)]
+)
+def test_the_tile_keeps_multiprocessors_busy(rows, in_16_bits, in_codes, multiprocessors):
+    """Products by 4096 x 4096: small tiles where large ones would leave multiprocessors idle."""
+    for a, tile in (("bf16", in_16_bits), ("nvfp4", in_codes)):
+        assert tile_for(rows, 4096, 1, multiprocessors, tiles_of(a, a)) == tile
+    assert tile_for(128, 512, 32, multiprocessors, (64, 128)) == tile_for(4096, 512, 1, multiprocessors, (64, 128))
 
 
 @pytest.mark.parametrize(

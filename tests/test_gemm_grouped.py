@@ -8,6 +8,7 @@ import pytest
 import ptxrt
 from ptxrt.errors import ArgumentError
 from ptxrt.ops.gemm import PRODUCTS, exact_matmul
+from ptxrt.ops.gemm_kernels import grid_rows
 
 BF16 = ml_dtypes.bfloat16
 
@@ -89,6 +90,35 @@ def test_kernels_write_the_rows_of_their_groups_alone(text_machine, few):
     want = np.concatenate(parts)
     assert ptxrt.compare(got[groups], want[groups]).relative_l2 < 1e-5
     assert (np.delete(got, groups, axis=0) == 5).all()
+
+
+def test_more_groups_than_lanes(text_machine):
+    """A warp looks at 32 groups at a time. Groups of few and of many rows, and empty ones, lie in each 32."""
+    sizes = np.random.default_rng(0).integers(0, 4, 71)
+    sizes[[5, 40, 70]] = 66, 130, 65
+    sizes[31:34] = 3, 0, 2
+    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-4, 5, shape).astype(BF16) for shape in ((starts[-1], 16), (71, 8, 16)))
+    got = ptxrt.matmul_grouped(*map(ptxrt.to_device, (a, b, starts)), out_dtype=np.float32).to_numpy()
+    for g in range(71):
+        mine = slice(starts[g], starts[g + 1])
+        np.testing.assert_array_equal(got[mine], a[mine].astype(np.float32) @ b[g].astype(np.float32).T)
+
+
+@pytest.mark.parametrize(
+    "rows, groups, least, most", [(70, 4, 1, 64), (70, 4, 65, 70), (200, 128, 1, 64), (9, 1, 1, 9)]
+)
+@pytest.mark.parametrize("block", [32, 64, 128])
+def test_the_grid_covers_every_division_into_groups(rows, groups, least, most, block):
+    """As many groups as fit, one row beyond a whole block each, take the most blocks."""
+    axes = dict(rows=rows, groups=groups, least=least, most=most, starts=groups + 1)
+    blocks = -(-grid_rows(axes, block) // block)
+    for size in range(least, most + 1):
+        sizes = np.full(min(groups, rows // size), size)
+        sizes[-1] += min(rows - sizes.sum(), most - size)
+        assert (-(-sizes // block)).sum() <= blocks
+    assert blocks <= -(-rows // block) + groups
 
 
 @pytest.mark.parametrize("splits", [None, 1])

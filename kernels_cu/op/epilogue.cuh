@@ -71,33 +71,62 @@ struct Epilogue {
             options.quantized_rows(options.out_global ? options.out_global[min(group, options.level_count - 1)] : 1.0f);
     }
 
+    // The place of a lane's share of sums in a pass of a warp. A gated share has twice the columns. Every pass of a
+    // lane has the same columns.
+    template <class Staging>
+    struct Share {
+        static_assert(32 % Staging::row_shares == 0);
+        int row, column;
+
+        __device__ Share(int item, bool halves) {
+            row = (item << halves) / Staging::row_shares;
+            column = (item << halves) % Staging::row_shares * tile::share_columns;
+        }
+    };
+
+    // The bias of a lane's share, for the columns of the staging from `col` on.
+    struct LaneBias {
+        float values[2][2][8] = {};
+    };
+    template <class Staging>
+    __device__ LaneBias lane_bias(int col) const {
+        const bool halves = activation == Activation::swiglu;
+        const int column = col + Share<Staging>(tile::lane_item(0), halves).column;
+        LaneBias result;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int here = column + half * tile::share_columns;
+            if (bias.there() && half <= halves && here < cols)
+                load_share(bias, bias_row, here, cols, result.values[half]);
+        }
+        return result;
+    }
+
     // Finishes 16 rows of sums from `row` on, those before end_row, with the columns of the staging from `col` on.
     // Called by the whole warp.
     template <class Staging>
-    __device__ void finish(const Staging &staging, int row, int end_row, int col) const {
+    __device__ void finish(const Staging &staging, int row, int end_row, int col, const LaneBias &lane_bias) const {
         const bool halves = activation == Activation::swiglu;
-        const int items = 16 * Staging::row_shares >> halves, of_row = Staging::row_shares >> halves;
+        const int items = 16 * Staging::row_shares >> halves;
 #pragma unroll 1
         for (int first = 0; first < items; first += 32) {
-            const int item = min(tile::lane_item(first), items - 1), row_here = row + item / of_row;
+            const int item = min(tile::lane_item(first), items - 1);
+            const Share<Staging> share(item, halves);
+            const int row_here = row + share.row, column = (col + share.column) >> halves;
             const bool present = tile::lane_item(first) < items && row_here < end_row;
             // This lane's share, with bias and activation.
             float values[2][8];
-            int column = col + item % of_row * tile::share_columns;
+            staging.get(share.row, share.column, values);
+            add_bias(lane_bias.values[0], values);
             if (halves) {
-                column = col / 2 + item % of_row * tile::share_columns;
+                float more[2][8];
+                staging.get(share.row, share.column + tile::share_columns, more);
+                add_bias(lane_bias.values[1], more);
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    float pairs[2][8];
-                    staging.get(item / of_row, (2 * (item % of_row) + half) * tile::share_columns, pairs);
-                    add_bias(2 * column + half * tile::share_columns, pairs);
+                for (int i = 0; i < 8; ++i) values[0][i] = gate(values[i / 4][i % 4 * 2], values[i / 4][i % 4 * 2 + 1]);
 #pragma unroll
-                    for (int i = 0; i < 8; ++i)
-                        values[half][i] = gate(pairs[i / 4][i % 4 * 2], pairs[i / 4][i % 4 * 2 + 1]);
-                }
+                for (int i = 0; i < 8; ++i) values[1][i] = gate(more[i / 4][i % 4 * 2], more[i / 4][i % 4 * 2 + 1]);
             } else {
-                staging.get(item / of_row, item % of_row * tile::share_columns, values);
-                add_bias(column, values);
                 activate(values, activation);
             }
             // The residual.
@@ -116,13 +145,11 @@ struct Epilogue {
 
 private:
     // alpha times the sums, plus the bias.
-    __device__ void add_bias(int column, float (&values)[2][8]) const {
-        float more[2][8] = {};
-        if (bias.there() && column < cols) load_share(bias, bias_row, column, cols, more);
+    __device__ void add_bias(const float (&bias_here)[2][8], float (&values)[2][8]) const {
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
             float &value = values[i / 8][i % 8];
-            value = bias.there() ? fmaf(value, alpha, more[i / 8][i % 8]) : value * alpha;
+            value = bias.there() ? fmaf(value, alpha, bias_here[i / 8][i % 8]) : value * alpha;
         }
     }
 };

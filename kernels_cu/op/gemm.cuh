@@ -13,10 +13,12 @@
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/target.cuh"
+#include "../ptx/warp.cuh"
 #include "../tile/block_tiles.cuh"
 #include "../tile/contained.cuh"
 #include "../tile/expansion.cuh"
 #include "../tile/fragment.cuh"
+#include "../tile/lanes.cuh"
 #include "../tile/scale_places.cuh"
 #include "../tile/shared.cuh"
 #include "../tile/staging.cuh"
@@ -62,15 +64,21 @@ struct TilePlace {
         place.fills = row_tile == 0 && blockIdx.z == gridDim.z - 1;
         if (options.group_starts) {
             place.matrix = 0;
-            int start = options.group_starts[0], end = start;
-            for (place.group = 0; place.group < options.groups; ++place.group, start = end) {
-                end = options.group_starts[place.group + 1];
+            // A lane for each of 32 groups. This tile's group is the first whose tiles and earlier ones include it.
+            int start = 0, end = 0;
+            uint32_t found = 0;
+            for (int some = 0; some < options.groups && !found; some += 32) {
+                const int group = min(tile::lane_item(some), options.groups);
+                start = options.group_starts[group], end = options.group_starts[min(group + 1, options.groups)];
                 const bool mine = end - start >= options.least_rows && end - start <= options.most_rows;
-                const int tiles = mine ? max(ceil_div(end - start, tile_rows), 0) : 0;
-                if (row_tile < tiles) break;
-                row_tile -= tiles;
+                const int tiles = mine ? max(ceil_div(end - start, tile_rows), 0) : 0, sum = tile::sum_to_lane(tiles);
+                found = ptx::vote_sync_ballot(row_tile < sum);
+                const int lane = found ? __ffs(found) - 1 : 31;
+                row_tile -= ptx::shfl_sync_idx_b32(found ? sum - tiles : sum, lane);
+                place.group = some + lane;
+                start = ptx::shfl_sync_idx_b32(start, lane), end = ptx::shfl_sync_idx_b32(end, lane);
             }
-            if (place.group == options.groups) return place;
+            if (!found) return place;
             place.first_row = start;
             place.end_row = min(end, options.rows);
         }
@@ -161,8 +169,22 @@ template <int rows_, int cols_, int warp_rows_, int blocks_>
 struct BlockShape {
     static constexpr int rows = rows_, cols = cols_, warp_rows = warp_rows_, warp_cols = 64, blocks = blocks_;
 };
-template <int tile>
-using TileShape = std::conditional_t<tile == 64, BlockShape<64, 64, 16, 2>, BlockShape<128, 256, 64, 1>>;
+// The shape of a tile for operands of `bits` bits. Where two blocks of 128 x 128 share a multiprocessor, one multiplies
+// while the other begins or ends; codes with scales leave no room for two.
+template <int tile, int bits>
+struct ShapeOf {
+    using Shape = BlockShape<128, 256, 64, 1>;
+};
+template <int bits>
+struct ShapeOf<64, bits> {
+    using Shape = BlockShape<64, 64, 16, 2>;
+};
+template <int bits>
+struct ShapeOf<128, bits> {
+    using Shape = std::conditional_t<bits == 16, BlockShape<128, 128, 64, 2>, BlockShape<128, 128, 32, 1>>;
+};
+template <int tile, int bits>
+using TileShape = typename ShapeOf<tile, bits>::Shape;
 
 template <class Shape_>
 struct GemmShape : Shape_ {
@@ -362,8 +384,8 @@ __device__ inline void multiply_step(tile::Accumulator &c, const tile::FragmentA
 
 // A core for a pair of formats that an MMA multiplies directly.
 template <class FormatA, class FormatB, int tile_>
-struct StraightCore : GemmShape<TileShape<tile_>> {
-    using Shape = GemmShape<TileShape<tile_>>;
+struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
+    using Shape = GemmShape<TileShape<tile_, FormatA::bits>>;
     static_assert(has_mma<FormatA, FormatB> && slice_words<FormatA> == slice_words<FormatB>);
     static constexpr bool scaled = FormatA::bits < 16, contained = is_contained<FormatA, FormatB>;
     static constexpr int row_bytes = !scaled && (tile_ == 64 || Shape::roomy) ? 128 : slice_bytes<FormatA>,
@@ -536,7 +558,7 @@ struct RawTile<Format, rows> {
 // The shape of a block that expands operands. With little shared memory the large tile shrinks, so that two slices fit.
 template <class FormatA, class FormatB, int tile>
 using ExpandingShape = std::conditional_t<
-    tile == 64 || ptx::shared_bytes_per_block >= 128 * 1024, TileShape<tile>,
+    tile == 64 || ptx::shared_bytes_per_block >= 128 * 1024, TileShape<tile, FormatA::bits>,
     std::conditional_t<FormatA::bits + FormatB::bits <= 20, BlockShape<128, 128, 64, 2>, BlockShape<128, 64, 32, 2>>>;
 
 // A core that expands one operand or both to 16 bits, once per block, for MMAs that every target has. Products of codes
@@ -712,6 +734,7 @@ __device__ __forceinline__ void gemm(const A &a, const B &b, const GemmOptions &
     const Epilogue epilogue(options.epilogue, place.matrix, place.group, options.rows, options.cols);
     auto &staging = shared.staging[threadIdx.x / 32];
     const int row = place.first_row + Core::warp_row(), col = place.first_col + Core::warp_col();
+    const Epilogue::LaneBias bias = epilogue.lane_bias<typename Core::Staging>(col);
 #pragma unroll 1   // an epilogue is long: one copy of its code
     for (int slice = 0; slice < Core::slices; slice += Core::staged) {
 #pragma unroll
@@ -723,7 +746,8 @@ __device__ __forceinline__ void gemm(const A &a, const B &b, const GemmOptions &
 #pragma unroll
                 for (int k = 0; k < 4; ++k) sums[i - Core::staged][j][k] = sums[i][j][k];
 #pragma unroll 1
-        for (int i = 0; i < Core::staged; ++i) epilogue.finish(staging[i], row + 16 * (slice + i), place.end_row, col);
+        for (int i = 0; i < Core::staged; ++i)
+            epilogue.finish(staging[i], row + 16 * (slice + i), place.end_row, col, bias);
     }
 }
 

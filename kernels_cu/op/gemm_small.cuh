@@ -446,7 +446,8 @@ __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const Ge
     const Epilogue epilogue(options.epilogue, place.matrix, place.group, options.rows, options.cols);
     const int tile = threadIdx.x / 32;
     if (tile < tiles)
-        epilogue.finish(shared.warp[0].staging[tile], place.first_row + 16 * tile, place.end_row, place.first_col);
+        epilogue.finish(shared.warp[0].staging[tile], place.first_row + 16 * tile, place.end_row, place.first_col,
+                        epilogue.lane_bias<Staging>(place.first_col));
 }
 
 }   // namespace op

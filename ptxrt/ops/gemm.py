@@ -563,6 +563,7 @@ def _launch(call: Call, place: Place, options, operands, residual, **outputs) ->
         "cols": call.cols,
         "rows": call.rows,
         "width": call.width,
+        "multiprocessors": place.backend.multiprocessors,
     }
     for name in [name for name in options if name.startswith("bias_")]:
         arguments[name] = options[name].broadcast_to((operands["batch"], call.cols))
@@ -589,6 +590,7 @@ def _run_grouped(call: GroupedCall, stream):
         activation=product.activation, **product.gate, cols=product.cols, rows=product.rows, width=product.width
     )
     options |= dict(group_starts=place.put(call.starts), starts=call.groups + 1)
+    options |= dict(multiprocessors=place.backend.multiprocessors)
     if call.order is not None:
         options["order"] = place.put(call.order)
     if call.alphas is not None:
@@ -616,7 +618,8 @@ def _run_grouped(call: GroupedCall, stream):
     kernels = PRODUCTS[product.a.format, product.b.format] if product.depth else PRODUCTS["bf16", "bf16"]
     launched = product.rows and product.width and call.groups
     for kernel, least, most in call.launches(kernels) if launched else ():
-        kernel(**operands, **options, **results, least_rows=least, most_rows=most, stream=stream)
+        sizes = dict(least_rows=least, most_rows=most, least=least, most=min(most, product.rows))
+        kernel(**operands, **options, **results, **sizes, stream=stream)
     if not product.ending:
         return target.handed_back()
     if level is not None and level.size > 1:  # each group has its own global scale, which the caller keeps

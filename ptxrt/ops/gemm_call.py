@@ -321,7 +321,7 @@ class GroupedCall:
         sizes are known."""
         most = 2**31 - 1
         if self.product.splits is not None:
-            return [(kernels.tiles, 0, most)]
+            return [(kernels.tiles, 1, most)]
         both = [(kernels.few, 1, FEW_ROWS), (kernels.tiles, FEW_ROWS + 1, most)]
         if not isinstance(self.starts, np.ndarray):
             return both if self.product.rows > FEW_ROWS else both[:1]

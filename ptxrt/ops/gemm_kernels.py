@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -15,21 +16,45 @@ from .endings import ENDINGS, ending_layout
 # Activations, indexed by the kernels' scalar `activation`.
 ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu", "swiglu")
 # Compiled tiles: columns -> rows.
-TILE_ROWS = {64: 64, 256: 128}
+TILE_ROWS = {64: 64, 128: 128, 256: 128}
 # (format of A, format of B) with at least one block format.
 BLOCK_PAIRS = (
     *(("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("mxfp8", "mxfp4")),
     *(("bf16", "nvfp4"), ("bf16", "mxfp4"), ("bf16", "mxfp8")),
 )
-# The most rows of a block in the kernels for few rows.
-FEW_BLOCK_ROWS = 64
-# From this many large tiles on they are faster than small ones (an RTX 5090 has 170 multiprocessors, an H200 132).
-_FEWEST_TILES = 100
+# The rate of each tile over that of the largest: operands in codes reach 0.52 to 0.62 and 0.80 on an H200, 0.55 to 0.86
+# and 0.88 to 0.92 in the static model of an RTX 5090. In 16 bits the second is 1.7 times as fast as the first.
+_RATES = {64: 0.55, 128: 0.85, 256: 1.0}
+# Multiprocessors where a call does not name them (an RTX 5090).
+_MULTIPROCESSORS = 170
 
 
-def tile_for(rows: int, cols: int) -> int:
-    """Return the tile for a product: the large one if there are enough of them. No bit of C depends on it."""
-    return 256 if math.ceil(rows / TILE_ROWS[256]) * math.ceil(cols / 256) >= _FEWEST_TILES else 64
+def tiles_of(a: str, b: str) -> tuple[int, ...]:
+    """Return the tiles of a pair of formats: in 16 bits two blocks of 128 x 128 share a multiprocessor and surpass one
+    of 128 x 256. If B alone is in codes, the largest tile has 128 columns or fewer where shared memory is little."""
+    if a in BLOCK_FORMATS:
+        return 64, 128, 256
+    return (64, 256) if b in BLOCK_FORMATS else (64, 128)
+
+
+def tile_for(rows: int, cols: int, matrices: int, multiprocessors: int, tiles: Iterable[int]) -> int:
+    """Return the tile for a product: that of the least estimated time. No bit of C depends on it."""
+    return min(tiles, key=lambda tile: _cost(tile, rows, cols, matrices, multiprocessors))
+
+
+def _cost(tile: int, rows: int, cols: int, matrices: int, multiprocessors: int) -> float:
+    """Return the time of the multiprocessor with the most blocks, in elements of C at the rate of the largest tile."""
+    blocks = matrices * math.ceil(rows / TILE_ROWS[tile]) * math.ceil(cols / tile)
+    return math.ceil(blocks / multiprocessors) * TILE_ROWS[tile] * tile / _RATES[tile]
+
+
+def grid_rows(axes, block_rows: int) -> int:
+    """Return how many rows blocks of `block_rows` rows must cover. Each group of least to most rows begins with a new
+    block."""
+    if axes["starts"] == 1:
+        return axes["rows"]
+    groups = min(axes["groups"], axes["rows"] // axes["least"])
+    return min(axes["rows"] + groups * (block_rows - 1), groups * math.ceil(axes["most"] / block_rows) * block_rows)
 
 
 def erf(x: np.ndarray) -> np.ndarray:
@@ -97,7 +122,8 @@ def multiply(a: np.ndarray, b: np.ndarray, options: dict, outputs: dict) -> None
         codes[:], scales[:] = plain[0], layout.stored_scales(plain[1]).reshape(-1)
 
 
-# Axes that are derived from others if a call does not give them.
+# Axes that are derived from others if a call does not give them. multiprocessors: of the device. least, most: the rows
+# of the groups that a launch multiplies, which size the grid.
 DERIVED = dict(
     rows=lambda axes: axes.get("rows", axes["tokens"]),
     width=lambda axes: axes.get("width", axes["cols"]),
@@ -106,10 +132,24 @@ DERIVED = dict(
     starts=lambda axes: axes.get("starts", 1),
     code_bytes=lambda axes: axes.get("code_bytes", 1),
     scale_bytes=lambda axes: axes.get("scale_bytes", 1),
-    tile=lambda axes: axes.get("tile", tile_for(axes["rows"], axes["cols"])),
-    # Each group starts a new tile, so there may be one more tile for each.
-    grid_rows=lambda axes: axes["rows"] + (axes["groups"] * TILE_ROWS[axes["tile"]] if axes["starts"] > 1 else 0),
+    multiprocessors=lambda axes: axes.get("multiprocessors", _MULTIPROCESSORS),
+    least=lambda axes: axes.get("least", 1),
+    most=lambda axes: axes.get("most", axes["rows"]),
 )
+
+
+def _tile_axes(tiles) -> dict:
+    """Return the derived axes of a kernel with these tiles."""
+
+    def tile(axes):
+        return axes.get("tile", tile_for(*(axes[x] for x in ("rows", "cols", "batch", "multiprocessors")), tiles))
+
+    return dict(tile=tile, grid_rows=lambda axes: grid_rows(axes, TILE_ROWS[axes["tile"]]))
+
+
+def _few_axes(format_a: str) -> dict:
+    """Return those of a kernel for few rows."""
+    return dict(grid_rows=lambda axes: grid_rows(axes, 32 if format_a in BLOCK_FORMATS else 64))
 
 
 def _flops(block: int):
@@ -195,6 +235,7 @@ def group_cases(tile: int) -> list[dict]:
         case(150, 72, 40, **groups, out_f32=True, bias_f32=True, alphas=True, alpha_count=4),
         case(40, 64, 32, **groups, order=True, out_bf16=True) | dict(tokens=25),
         case(140, 64, 32, **groups, ending="nvfp4", out_global=True, level_count=4),
+        case(90, 24, 16, groups=40, starts=41, group_starts=True, tile=tile, out_f32=True),
     ]
 
 
@@ -310,13 +351,7 @@ def _signature(*functions) -> inspect.Signature:
     return inspect.Signature([p for p in parameters if p.kind is not p.KEYWORD_ONLY] + ends)
 
 
-# The same for the kernels for few rows.
-FEW_DERIVED = {name: size for name, size in DERIVED.items() if name not in ("tile", "grid_rows")} | dict(
-    grid_rows=lambda axes: axes["rows"] + (axes["groups"] * FEW_BLOCK_ROWS if axes["starts"] > 1 else 0),
-)
-
-
-def _declare(name: str, operands, read, text: str, few=False, **options):
+def _declare(name: str, operands, read, text: str, **options):
     """Declare a kernel. read: returns its operands in float64 from the arguments by name."""
 
     def body(**options):
@@ -333,7 +368,7 @@ def _declare(name: str, operands, read, text: str, few=False, **options):
     ) | options.pop("draw")
     common = dict(
         grid="cols grid_rows batch",
-        derived=FEW_DERIVED if few else DERIVED,
+        derived=DERIVED | options.pop("derived"),
         tolerance=OUTPUTS,
         flops=_flops(options.pop("block")),
     )
@@ -364,16 +399,17 @@ gemm_bf16 = _declare(
     lambda options: [options.pop(x).astype(np.float64) for x in "ab"],
     TEXT.format(a="bf16 or f16", b="the same", alpha="") + LAST,
     block=1,
-    variants=dict(tile=tuple(TILE_ROWS)),
+    variants=dict(tile=tiles_of("bf16", "bf16")),
+    derived=_tile_axes(tiles_of("bf16", "bf16")),
     cases=[
-        *(case(tile=tile, out_f32=True) for tile in TILE_ROWS),
-        case(130, 260, 200, 2, tile=256, out_bf16=True),
+        *(case(tile=tile, out_f32=True) for tile in tiles_of("bf16", "bf16")),
+        case(130, 260, 200, 2, tile=128, out_bf16=True),
         case(1, 8, 8, tile=64, out_f16=True),
-        case(129, 257, 512, tile=256, out_f32=True, format="bf16"),
+        case(129, 257, 512, tile=128, out_f32=True, format="bf16"),
         *epilogue_cases(64),
-        *(dict(x, format="bf16") for tile in (256,) for x in epilogue_cases(tile)),
+        *(dict(x, format="bf16") for x in epilogue_cases(128)),
         *group_cases(64),
-        *(dict(x, format="bf16") for tile in (256,) for x in group_cases(tile)),
+        *(dict(x, format="bf16") for x in group_cases(128)),
     ],
     draw=dict(a=_values, b=_values),
 )
@@ -384,8 +420,8 @@ gemm_few_bf16 = _declare(
     _in_16_bits,
     lambda options: [options.pop(x).astype(np.float64) for x in "ab"],
     TEXT.format(a="bf16 or f16", b="the same", alpha="") + FEW_TEXT + LAST,
-    few=True,
     block=1,
+    derived=_few_axes("bf16"),
     cases=few_cases(lambda *sizes, tokens=None, **rest: case(*sizes, **rest) | ({"tokens": tokens} if tokens else {})),
     draw=dict(a=_values, b=_values),
 )
@@ -466,17 +502,18 @@ def block_cases(a: str, b: str) -> list[dict]:
         return block_case(a, b, *sizes, **rest)
 
     groups = dict(groups=4, starts=5, group_starts=True)
+    tiles = tiles_of(a, b)
     return [
-        *(one(tile=tile, out_f32=True) for tile in TILE_ROWS),
-        *(one(130, 270, 544, tile=tile, out_f32=True, swizzled=1) for tile in TILE_ROWS),
+        *(one(tile=tile, out_f32=True) for tile in tiles),
+        *(one(130, 270, 544, tile=tile, out_f32=True, swizzled=1) for tile in tiles),
         one(20, 72, 1312, tile=64, out_f32=True),
         one(5, 72, 96, 3, tile=64, out_bf16=True, bias_f32=True),
         one(35, 40, 96, 3, tile=256, out_f16=True, shared=1, swizzled=1, alpha=2.0**-13),
         one(1, 8, 32, tile=64, out_f32=True),
         one(150, 72, 160, **groups, tile=256, out_f32=True, alphas=True, alpha_count=4),
         one(40, 64, 64, **groups, tile=64, order=True, tokens=25, out_bf16=True, swizzled=1),
-        *(one(66, 136, 96, tile=tile, width=68, out_f32=True, activation=5, alpha=0.125) for tile in TILE_ROWS),
-        *(one(70, 160, 160, tile=tile, ending=end, swizzled=1) for tile in TILE_ROWS for end in ENDINGS),
+        *(one(66, 136, 96, tile=tile, width=68, out_f32=True, activation=5, alpha=0.125) for tile in tiles),
+        *(one(70, 160, 160, tile=tile, ending=end, swizzled=1) for tile in tiles for end in ENDINGS),
     ]
 
 
@@ -504,9 +541,9 @@ def _declare_blocks(a: str, b: str, few: bool = False):
         + BLOCKS_TEXT
         + FEW_TEXT * few
         + LAST,
-        few=few,
         block=BLOCK_FORMATS[b].block,
-        variants={} if few else dict(tile=tuple(TILE_ROWS)),
+        variants={} if few else dict(tile=tiles_of(a, b)),
+        derived=_few_axes(a) if few else _tile_axes(tiles_of(a, b)),
         cases=cases,
         draw=drawn,
     )
