@@ -7,21 +7,24 @@ denominator; this takes time, but does not count as work.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 from .. import units
+from ..backend import Facts
+from ..declaration import half_of
 from ..disassembly import sass_of
 from ..errors import BuildError
+from ..launch import takes_halves
 from . import rates
 from .listing import Instruction, parse
 from .paths import is_mma, plain_path, tile_paths
 from .rates import MULTIPROCESSORS, PIPES, Card
 from .simulate import Machine, Trip, alone, simulate
 
-THREADS, DYNAMIC_SHARED, TILE = slice(0, 3), 3, slice(4, 7)  # indices in the launch constants of a record
 RESERVED_SHARED = 1024  # bytes that the system reserves in each block
 BLOCK_FORMATS = ("mxfp8", "mxfp4", "nvfp4")
 LANES = 32
@@ -40,6 +43,12 @@ class Entry:
     rows: int  # rows of a block, for kernels that work on tiles
     registers: int
     shared_bytes: int
+    least_blocks: int = 1  # resident blocks for which it was compiled
+
+    @property
+    def facts(self) -> Facts:
+        """The launch facts that decide between whole and half blocks."""
+        return Facts((self.threads, 1, 1), self.shared_bytes, (1, self.rows, 1), self.least_blocks, 0)
 
     def blocks(self, card: Card) -> int:
         """Resident blocks of a multiprocessor."""
@@ -106,20 +115,20 @@ def entries_of(unit: str, card: Card) -> Iterator[Entry]:
     digest = record["sha256"].get(units.fatbin_path(unit, portable).name, "")
     functions = _functions(unit, portable, target, digest)
     for name, code in functions.items():
-        usage, launch = record["entries"][name].get(target), text[name]["launch"]
+        usage, facts = record["entries"][name].get(target), Facts.of(name, text[name]["launch"])
         if usage is None:
             continue
-        x, y, z = launch[THREADS]
         yield Entry(
             name,
             unit,
             record["name"],
             record["variant"],
             code,
-            x * y * z,
-            launch[TILE][1],
+            prod(facts.threads),
+            facts.tile[1],
             usage["registers"],
-            usage["shared_bytes"] + launch[DYNAMIC_SHARED],
+            usage["shared_bytes"] + facts.shared_bytes,
+            facts.min_blocks,
         )
 
 
@@ -380,6 +389,29 @@ def launch_cycles(entry: Entry, shape: Shape, times: LaunchTimes, card: Card) ->
 def launch_tflops(entry: Entry, shape: Shape, times: LaunchTimes, card: Card) -> float:
     """Return the useful TFLOPS of a whole launch, without host time."""
     return shape.flops(entry.dims) / (launch_cycles(entry, shape, times, card) / card.hertz) / 1e12
+
+
+def launches_of(entry: Entry, half: Entry | None, machine: Machine) -> dict[str, float]:
+    """Return the useful TFLOPS of a whole launch at each of SHAPES, of whole blocks or of half blocks, whichever a
+    launch takes on the card."""
+    card = machine.card
+    times = {chosen.name: launch_times(chosen, machine) for chosen in (entry, half) if chosen}
+
+    def chosen(shape: Shape) -> Entry:
+        if half is None:
+            return entry
+        blocks, halves = (shape.batch * shape.heads * -(-shape.length // e.rows) for e in (entry, half))
+        return half if takes_halves(blocks, halves, entry.facts, half.facts, card.multiprocessors) else entry
+
+    taken = {shape: chosen(shape) for shape in SHAPES}
+    return {str(shape): launch_tflops(which, shape, times[which.name], card) for shape, which in taken.items()}
+
+
+def with_halves(entries: Iterable[Entry]) -> list[tuple[Entry, Entry | None]]:
+    """Return each entry of a unit with that of its half blocks, if it has any; these are left out themselves."""
+    by_name = {entry.name: entry for entry in entries}
+    halves = {half_of(name) for name in by_name} & set(by_name)
+    return [(entry, by_name.get(half_of(name))) for name, entry in by_name.items() if name not in halves]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
