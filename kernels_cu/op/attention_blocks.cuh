@@ -136,8 +136,6 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
-    const float level = operands.score_level();
-    const float scale = options.scale * (level == INFINITY ? -no_maximum : level);   // scores of 0 stay 0
     TileRange<tile::tile_keys> range(problem, first_row, end_row);
     if (again) range.plain_end = range.plain_begin;
     const bool smoothed = operands.mean_scores;
@@ -151,6 +149,8 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     Softmax softmax;
     softmax.start(options.partial != nullptr);
     if constexpr (Softmax::lowered) softmax.again = again;
+    const float level = operands.score_level();   // loaded with Q: here it delays neither the copies nor Q
+    const float scale = options.scale * (level == INFINITY ? -no_maximum : level);   // scores of 0 stay 0
     const float factor = score_factor(problem, scale);
     const bool idle = warp_row >= problem.rows;
     const MeanScores<Order, Tiling::slices> mean_scores(means, operands, problem, warp_row);

@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from .. import units
+from .. import kernels, units
 from ..backend import Facts
 from ..declaration import half_of
 from ..disassembly import sass_of
@@ -21,11 +21,12 @@ from ..errors import BuildError
 from ..launch import takes_halves
 from . import rates
 from .listing import Instruction, parse
-from .paths import is_mma, plain_path, tile_paths
+from .paths import is_mma, plain_path, tile_paths, without_absent
 from .rates import MULTIPROCESSORS, PIPES, Card
 from .simulate import Machine, Trip, alone, simulate
 
 RESERVED_SHARED = 1024  # bytes that the system reserves in each block
+PARAMETERS = {"sm_120a": 0x380, "sm_121a": 0x380, "sm_90": 0x210}  # where parameters begin in the constant bank
 BLOCK_FORMATS = ("mxfp8", "mxfp4", "nvfp4")
 LANES = 32
 
@@ -292,7 +293,7 @@ class LaunchTimes:
     plain: tuple[float, ...]  # cycles of a trip with 1, 2, ... resident blocks
     raising: tuple[float, ...]
     masked: tuple[float, ...]
-    around: float  # of the prologue, the copy of the first tile to shared memory, and the epilogue
+    around: float  # until the block has loaded Q and its first tile, and of the epilogue
 
 
 def launch_times(entry: Entry, machine: Machine) -> LaunchTimes:
@@ -307,11 +308,25 @@ def launch_times(entry: Entry, machine: Machine) -> LaunchTimes:
         path = paths.get(name) or paths["plain"]
         return tuple(trip_of(entry, name, path, machine, blocks, False).cycles for blocks in range(1, resident + 1))
 
-    around = (
-        sum(alone(paths[name], machine, warps) for name in ("prologue", "epilogue") if name in paths)
-        + rates.COPY_LATENCY
-    )
+    around = _cycles_to_the_first_tile(entry, paths.get("prologue", []), machine)
+    around += alone(paths["epilogue"], machine, warps) if "epilogue" in paths else 0
     return LaunchTimes(keys, cycles("plain"), cycles("raising"), cycles("masked"), around)
+
+
+def _cycles_to_the_first_tile(entry: Entry, prologue: list[Instruction], machine: Machine) -> float:
+    """Return the cycles until a block has passed its prologue and its first tile is in shared memory.
+
+    The copy of the tile starts after the prologue's last barrier of the block, or after its last group of cp.async. The
+    launch gives the operands, global scales, and an output in bf16.
+    """
+    warps = entry.resident(machine.card)[0]
+    arrays = kernels()[entry.kernel].arrays
+    given = {array.name for array in arrays if not array.optional or array.name.endswith(("_global", "out_bf16"))}
+    first = PARAMETERS[machine.card.target]
+    path = without_absent(prologue, {first + 8 * i for i, array in enumerate(arrays) if array.name not in given})
+    starts = [i + 1 for i, instruction in enumerate(path) if instruction.stem in ("BAR", "LDGDEPBAR")] or [len(path)]
+    copied = alone(path[: starts[-1]], machine, warps) if path else 0.0
+    return max(alone(path, machine, warps) if path else 0.0, copied + rates.COPY_LATENCY)
 
 
 def block_cycles(entry: Entry, shape: Shape, times: LaunchTimes, row_block: int, resident: int) -> float:
