@@ -59,9 +59,11 @@ errors. `make speed RECORD=1` generates this page from `tests/speed_figures.json
 - **The paths of a tile.** The plain path; the path on which the maximum of some row grows; the path with keys hidden by
   position, as in causal masks; the path with `return_lse`; the path with `smooth_q`. The model recognizes them by the
   instructions in their basic blocks.
-- **Whole launches.** They last from the start of the first block to the end of the last, without host time. Blocks
-  start in order as multiprocessors become free. Each block has its prologue, tiles and epilogue; its first tile raises
-  maxima, later tiles do not.
+- **Whole launches.** They last from the start of the first block to the end of the last, without host time. A launch
+  takes whole or half blocks as `ptxrt/launch.py` chooses. Blocks start in order as multiprocessors become free. Each
+  block has its prologue, tiles and epilogue; its first tile raises maxima, later tiles do not. The first tile is copied
+  while Q is loaded. The launch has no masks, packed sequences or row sums: loads that their null pointers switch off
+  have no latency.
 - **Quantizers, packers, norms.** Loaded and stored bytes per second, at most the bandwidth of memory.
 
 Not modelled: instruction fetch, bank conflicts, waits for bulk copies of tiles (the model assumes that they complete in
@@ -172,7 +174,9 @@ def launch_table(record: dict) -> str:
     return (
         "## Whole launches on an RTX 5090\n\n"
         "Useful TFLOPS at head dimension 128, with operands quantized before. b1 h24 s4608 is the shape of FLUX, b1 h40 "
-        "s32760 that of Wan.\n\n" + table(["shape", *map(shown, found)], rows)
+        "s32760 that of Wan. Two resident blocks of 128 rows read up to 8 bytes of K and V from L2 per clock and "
+        "multiprocessor, two half blocks up to 14; published attention kernels reached 24.\n\n"
+        + table(["shape", *map(shown, found)], rows)
     )
 
 

@@ -4,4 +4,4 @@
 
 VARIANTS(dim dim_v, 64 64, 128 128, 192 128, 192 192, 256 256)
 
-BLOCK_ATTENTION(UNIT, tile::Mxfp4, tile::Mxfp8, VARIANT_dim, VARIANT_dim_v)
+BLOCK_ATTENTION(tile::Mxfp4, tile::Mxfp8)

@@ -8,4 +8,4 @@ VARIANTS(dim dim_v, 32 32, 64 64, 96 96, 128 128, 192 128, 192 192, 256 256)
 template <>
 constexpr int op::BlockTiling<tile::Mxfp8, tile::Bf16, 192, 128>::spill_bytes = 256;
 
-BLOCK_ATTENTION(UNIT, tile::Mxfp8, tile::Bf16, VARIANT_dim, VARIANT_dim_v)
+BLOCK_ATTENTION(tile::Mxfp8, tile::Bf16)

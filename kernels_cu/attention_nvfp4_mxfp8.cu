@@ -8,4 +8,4 @@ VARIANTS(dim dim_v, 64 64, 128 128, 192 128, 192 192, 256 256)
 template <>
 constexpr int op::BlockTiling<tile::Nvfp4, tile::Mxfp8, 192, 128>::spill_bytes = 192;
 
-BLOCK_ATTENTION(UNIT, tile::Nvfp4, tile::Mxfp8, VARIANT_dim, VARIANT_dim_v)
+BLOCK_ATTENTION(tile::Nvfp4, tile::Mxfp8)

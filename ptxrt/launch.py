@@ -406,12 +406,31 @@ def grid_of(bound: Bound, tile: tuple[int, int, int]) -> tuple[int, int, int]:
 
 
 def suits_halves(bound: Bound, grid: tuple[int, int, int], whole: Facts, half: Facts, multiprocessors: int) -> bool:
-    """Return whether a launch should take half blocks.
+    """Return whether a launch with `grid` whole blocks should take half blocks instead."""
+    return takes_halves(prod(grid), prod(grid_of(bound, half.tile)), whole, half, multiprocessors)
 
-    It should if as many half blocks as whole blocks suffice, because fewer of their rows are empty, or if there would
-    be at most one whole block to a multiprocessor. It should not if half blocks cover as much as whole ones.
+
+# The time of a round of blocks beyond that of their rows, in rows: prologue, epilogue, and latencies that few warps do
+# not hide.
+_ROUND = 64
+
+
+def takes_halves(blocks: int, halves: int, whole: Facts, half: Facts, multiprocessors: int) -> bool:
+    """Return whether `halves` half blocks are faster than `blocks` whole ones.
+
+    They are if as many of them suffice, because fewer of their rows are empty; if there would be at most one whole
+    block to a multiprocessor; or if the multiprocessor with most blocks has less to do. They are not if they cover as
+    much as whole blocks. The choice changes no result.
     """
-    return prod(half.tile) < prod(whole.tile) and (prod(grid) <= multiprocessors or grid_of(bound, half.tile) == grid)
+
+    def longest(count: int, facts: Facts) -> int:
+        """The time of the multiprocessor with most blocks, in rows; its blocks run in rounds of as many as it holds."""
+        most = -(-count // multiprocessors)
+        return most * prod(facts.tile) + _ROUND * -(-most // facts.min_blocks)
+
+    return prod(half.tile) < prod(whole.tile) and (
+        blocks <= multiprocessors or halves == blocks or longest(halves, half) < longest(blocks, whole)
+    )
 
 
 # PTX types that can pass integers, and those that can pass floats.

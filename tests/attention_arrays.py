@@ -3,6 +3,7 @@
 import numpy as np
 
 import ptxrt
+from ptxrt import launch
 from ptxrt.blocks import BLOCK_FORMATS
 from ptxrt.ops.attention import ATTENTION
 
@@ -63,3 +64,17 @@ def relative(got, want) -> float:
 def bits(x: np.ndarray) -> np.ndarray:
     """The bits of elements as unsigned integers, so that NaN and signed zeros compare."""
     return x.view({2: np.uint16, 4: np.uint32}[x.itemsize])
+
+
+def bits_by_blocks(backend, monkeypatch, halved: bool, q, k, v, **options):
+    """(bits of out, bits of lse, entry of attention) of a launch that takes half blocks if `halved` and the kernel has
+    them, else whole blocks."""
+    monkeypatch.setattr(launch, "takes_halves", lambda *_: halved)
+    backend.remembered.calls.clear()
+    try:
+        with ptxrt.trace() as trace:
+            out, lse = ptxrt.attention(q, k, v, return_lse=True, out_dtype=np.float32, **options)
+    finally:
+        backend.remembered.calls.clear()
+    (entry,) = (run.entry for run in trace.launches if run.kernel.startswith("attention_"))
+    return bits(out), bits(lse), entry

@@ -571,6 +571,14 @@ BUGS = [
     ),
     Bug(
         "blocks",
+        "half_blocks_leave_out_their_last_rows",
+        NVFP4,
+        "op/attention_blocks.cuh",
+        "static constexpr int threads = 32 * Shape::warps;",
+        "static constexpr int threads = 32 * (half ? 3 : Shape::warps);",
+    ),
+    Bug(
+        "blocks",
         "blocks_without_keys_divide_nothing",
         NVFP4,
         "op/weights.cuh",

@@ -33,7 +33,9 @@ from ptxrt.speed import (  # noqa: E402
     entries_of,
     launch_tflops,
     launch_times,
+    launches_of,
     speeds_of,
+    with_halves,
 )
 
 RECORD = Path(__file__).with_name("speed_figures.json")
@@ -93,8 +95,8 @@ def compact(speed) -> list[float]:
     return [round(x, 1) for x in (speed.speed, speed.lowest, speed.highest)]
 
 
-def figures_of(entry: Entry) -> dict:
-    """The recorded figures of an entry."""
+def figures_of(entry: Entry, halves: dict[str, Entry | None]) -> dict:
+    """The recorded figures of an entry. halves: the entries that launches take, each with that of its half blocks."""
     machine = Machine(CARDS[FIRST])
     ways = TILE_WAYS if entry.is_attention and entry.dims in [(dim, dim) for dim in ALL_WAYS] else ("plain",)
     speeds = speeds_of(entry, machine, ways)
@@ -116,8 +118,9 @@ def figures_of(entry: Entry) -> dict:
             speed = speeds_of(entry, Machine(card), ("plain",))["plain"]
             found["cards"][name] = [*compact(speed), round(speed.peak, 1)]
     if entry.is_attention and plain.unit == "TFLOPS" and entry.dims == (HEADLINE, HEADLINE):
-        times = launch_times(entry, machine)
-        found["launches"] = {str(shape): round(launch_tflops(entry, shape, times, machine.card), 1) for shape in SHAPES}
+        if entry.name in halves:
+            launches = launches_of(entry, halves[entry.name], machine)
+            found["launches"] = {shape: round(tflops, 1) for shape, tflops in launches.items()}
         found["doubts"] = {name: round(value, 1) for name, value in doubts_of(entry, machine).items()}
     return found
 
@@ -178,8 +181,10 @@ def main() -> int:
         name = unit.unit
         if options.only not in name or (options.changed and code_of(name) == record["code"].get(name)):
             continue
-        for entry in entries_of(name, CARDS[FIRST]):
-            figures = figures_of(entry)
+        entries = list(entries_of(name, CARDS[FIRST]))
+        halves = {entry.name: half for entry, half in with_halves(entries)}
+        for entry in entries:
+            figures = figures_of(entry, halves)
             for words in fallen(figures, record["entries"].get(entry.name, {"paths": {}})):
                 worse += 1
                 print(f"{entry.name}: {words}")

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import ptxrt
-from attention_arrays import bits, random_qkv, relative
+from attention_arrays import bits, bits_by_blocks, random_qkv, relative
 from attention_restated import restated
 from ptxrt.backend import Facts
-from ptxrt.launch import grid_of, suits_halves
+from ptxrt.launch import grid_of, suits_halves, takes_halves
 from ptxrt.ops.attention import ATTENTION, exact_attention
 from ptxrt.ops.attention_kernels import HEAD_DIMS, OPEN, SPLIT_UNIT, exact_quotient, exact_sums, visible, visible_pairs
 from ptxrt.ops.attention_way import InKernelAttention, splits_for
@@ -412,20 +412,6 @@ def test_few_rows_give_the_bits_that_they_have_among_many(rng):
     np.testing.assert_array_equal(many_lse[:, :, :40], few_lse)
 
 
-def bits_by_blocks(backend, monkeypatch, halved: bool, q, k, v, **options):
-    """(bits of out, bits of lse, entry) on a machine with more multiprocessors than blocks if `halved`, else with
-    none."""
-    backend.multiprocessors  # read the GPU's attribute before it is replaced
-    monkeypatch.setitem(vars(backend), "multiprocessors", 10**6 if halved else 0)
-    backend.remembered.calls.clear()
-    try:
-        with ptxrt.trace() as trace:
-            out, lse = ptxrt.attention(q, k, v, return_lse=True, out_dtype=np.float32, **options)
-    finally:
-        backend.remembered.calls.clear()
-    return out.view(np.uint32), lse.view(np.uint32), trace.launches[0].entry
-
-
 def test_half_blocks_give_the_bits_of_whole_ones(rng, monkeypatch):
     """On the portable machine, with race checks: more tiles than stages, masked and plain tiles, a partial last tile,
     and rows without keys."""
@@ -477,6 +463,31 @@ def test_few_rows_and_few_blocks_take_half_blocks(heads, heads_kv, batch, querie
     assert not suits_halves(bound, grid, facts(128), facts(128), multiprocessors), (
         "halves that are no smaller are empty"
     )
+
+
+@pytest.mark.parametrize(
+    "rows, resident, heads, queries, multiprocessors, halved",
+    [
+        (128, 2, 32, 512, 170, True),  # 128 whole blocks, of which multiprocessors would have one
+        (128, 2, 32, 1024, 170, False),  # 256: most have two, as many as fit
+        (128, 2, 32, 1024, 300, True),
+        (128, 2, 32, 64, 84, True),  # no row of a half block is empty
+        (128, 2, 32, 4096, 170, False),
+        (192, 1, 32, 512, 170, True),
+        (192, 1, 32, 1024, 170, True),  # 192 whole blocks in two rounds, or 512 half blocks in two of fewer rows
+        (192, 1, 28, 1024, 170, True),  # 168 whole blocks, one round
+        (192, 1, 24, 4608, 170, False),
+        (192, 1, 40, 32760, 170, False),
+        (192, 1, 1, 193, 1, True),  # of two whole blocks one is nearly empty
+        (64, 2, 1, 64, 170, False),  # half blocks that are no smaller
+    ],
+)
+def test_the_multiprocessor_with_most_blocks_decides(rows, resident, heads, queries, multiprocessors, halved):
+    """Blocks of attention in block formats on sm_120a: `resident` of `rows` rows to a multiprocessor, or two half
+    blocks of 64 rows."""
+    whole, half = (Facts((32 * r // 16, 1, 1), 0, (1, r, 1), n, 0) for r, n in ((rows, resident), (64, 2)))
+    blocks, halves = (heads * -(-queries // facts.tile[1]) for facts in (whole, half))
+    assert takes_halves(blocks, halves, whole, half, multiprocessors) == halved
 
 
 def test_split_keys_give_what_one_pass_gives(machine, rng):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ptxrt
-from attention_arrays import BLOCK_WAYS, block_of, held, operands, random_qkv, relative, rounding
+from attention_arrays import BLOCK_WAYS, bits_by_blocks, block_of, held, operands, random_qkv, relative, rounding
 from attention_restated import restated_blocks
 from ptxrt.blocks import BLOCK_FORMATS
 from ptxrt.ops.attention import exact_attention
@@ -72,6 +72,23 @@ def test_arrays_are_quantized_as_quantize_operand_does(machine, rng, qk, pv):
         ptxrt.quantize_operand(ptxrt.to_device(x), f, role=r) for x, f, r in zip((q, k, v), (qk, qk, pv), "qkv")
     ]
     np.testing.assert_array_equal(ptxrt.attention(*on_device, qk=qk, pv=pv, out_dtype=np.float32).to_numpy(), whole[0])
+
+
+@pytest.mark.parametrize("qk, pv, dim", [*((*formats, 128) for formats in BLOCK_WAYS), ("nvfp4", "nvfp4", 64)])
+def test_half_blocks_give_the_bits_of_whole_ones(rng, monkeypatch, qk, pv, dim):
+    """In the native text, at head dimension 64 with race checks: rows of a half block and of a part of another, more
+    tiles than stages, tiles of every kind, warps and rows without keys, and smoothed queries."""
+    q, k, v = random_qkv(rng, 1, 2, 50, 330, dim, heads_kv=1)
+    k *= np.linspace(0.5, 2, 330, dtype=np.float32)[:, None]  # maxima grow
+    with ptxrt.using("emulator", races=dim == 64) as backend:
+        for options in (dict(), dict(causal=True, window=(200, None), key_lengths=[130], smooth_q=True)):
+            half, whole = (
+                bits_by_blocks(backend, monkeypatch, halved, q, k, v, qk=qk, pv=pv, **options)
+                for halved in (True, False)
+            )
+            assert half[2] == whole[2] + "_half"
+            for mine, others in zip(half[:2], whole[:2]):
+                np.testing.assert_array_equal(mine, others)
 
 
 @each_format

@@ -204,17 +204,18 @@ def in_blocks(format: str, q, k, v, **arguments):
     return results, [held[0].reshape(1, -1, *q.shape[3:]), *held[1:]]
 
 
-def attends_in_blocks(format):
+def attends_in_blocks(format, queries=20):
     """Compare with the restatement, with every kind of tile: hidden, partly hidden, plain, causal and ragged.
 
     There are more tiles than stages; scales differ between rows and blocks, and later keys score higher.
     """
     rng = np.random.default_rng(13)
-    q, k, v = (rng.standard_normal((1, *shape, DIM), dtype=np.float32) for shape in ((1, 2, 20), (1, 330), (1, 330)))
+    shapes = (1, 2, queries), (1, 330), (1, 330)
+    q, k, v = (rng.standard_normal((1, *shape, DIM), dtype=np.float32) for shape in shapes)
     k *= np.linspace(0.5, 2, 330, dtype=np.float32)[:, None] * np.exp2(
         rng.integers(-1, 2, (330, 2)), dtype=np.float32
     ).repeat(DIM // 2, axis=1)
-    q *= np.exp2(rng.integers(-1, 2, (1, 1, 2, 20, 1)), dtype=np.float32)
+    q *= np.exp2(rng.integers(-1, 2, (1, 1, 2, queries, 1)), dtype=np.float32)
     v *= np.exp2(rng.integers(-2, 3, (DIM,)), dtype=np.float32)
     (out, lse), held = in_blocks(format, q, k, v, left=200, right=0, out_bf16=True, lse=True)
     want, want_lse = restated_blocks(*held, format, window=(200, 0))
@@ -337,6 +338,7 @@ CHECKS = {
     },
     NVFP4: {
         "tiles of every kind": lambda: attends_in_blocks("nvfp4"),
+        "two half blocks": lambda: attends_in_blocks("nvfp4", 40),
         "sink": lambda: keeps_the_tail("nvfp4"),
         "rows one by one": lambda: raises_rows_one_by_one("nvfp4"),
     },

@@ -1,6 +1,7 @@
 """The static model of speed: on handwritten code, on built kernels, and against its record."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -21,8 +22,10 @@ from ptxrt.speed import (
     rates,
     speed_of_path,
     speeds_of,
+    with_halves,
 )
 from ptxrt.speed.listing import CLASSES, Control, Instruction, parse
+from ptxrt.speed.paths import without_absent
 from ptxrt.speed.simulate import alone, simulate
 from scripts import script
 
@@ -197,6 +200,70 @@ def test_causal_blocks_have_what_they_see():
     assert model.block_cycles(entry, Shape(1, 1, 384), times, 1, 1) == 6 * 100
 
 
+def test_a_launch_takes_the_blocks_that_launches_take(monkeypatch):
+    """At b1 h32 s512 half blocks, of which multiprocessors have one or two, at b4 h32 s2048 whole ones. Both kinds have
+    trips of 1000 cycles."""
+    times = model.LaunchTimes(64, (1000.0, 1000.0), (1000.0, 1000.0), (1000.0, 1000.0), 0.0)
+    monkeypatch.setattr(model, "launch_times", lambda entry, machine: times)
+    whole, half = (
+        replace(entry_of(rows, 2 * rows), name=name, least_blocks=2) for rows, name in ((128, "e"), (64, "e_half"))
+    )
+    assert model.with_halves([half, whole]) == [(whole, half)] and model.with_halves([whole]) == [(whole, None)]
+    both, alone = (model.launches_of(whole, other, GEFORCE) for other in (half, None))
+    assert both["b1 h32 s512"] == pytest.approx(launch_tflops(half, Shape(1, 32, 512), times, GEFORCE.card))
+    assert both["b4 h32 s2048"] == alone["b4 h32 s2048"]
+    assert alone["b4 h32 s2048"] == pytest.approx(launch_tflops(whole, Shape(4, 32, 2048), times, GEFORCE.card))
+
+
+def code(text: str) -> list[Instruction]:
+    """One instruction per line: an opcode, after a guard if there is one, and operands."""
+    words = [line.split(maxsplit=2 if "@" in line else 1) for line in text.strip().splitlines()]
+    return [Instruction(0, "".join(word[:-2]), word[-2], word[-1], Control(1, None, None, 0)) for word in words]
+
+
+@pytest.mark.parametrize(
+    "compare",
+    [
+        "LDC.64 R6, c[0x0][0x3e8]\nISETP.NE.S64.AND P1, PT, R6, RZ, PT",
+        "LDC.64 R6, c[0x0][0x3e8]\nISETP.NE.U32.AND P1, PT, R6, RZ, PT\nISETP.NE.AND.EX P1, PT, R7, RZ, PT, P1",
+        "LDCU.64 UR4, c[0x0][0x3e8]\nUISETP.NE.S64.AND UP0, UPT, UR4, URZ, UPT\n"
+        "PLOP3.LUT P1, PT, PT, PT, UP0, 0x80, 0x8",
+    ],
+)
+def test_null_pointers_switch_their_loads_off(compare):
+    path = code(
+        compare + "\n@P1 LDG.E R0, desc[UR8][R6.64]\n@!P1 IADD3 R3, R0, R1, RZ\nISETP.GE.AND P1, PT, R3, RZ, PT"
+    )
+    path += code("@P1 LDG.E R0, desc[UR8][R6.64]")
+    count = len(path) - 4
+    guards = [i.guard for i in without_absent(path, {0x3E8})]
+    assert guards == [""] * count + ["@!PT", "@!P1", "", "@P1"]
+    assert without_absent(path, {0x3E0}) == path
+
+
+def test_a_register_that_is_written_again_is_not_null():
+    path = code(
+        "LDC.64 R6, c[0x0][0x3e8]\nIMAD.WIDE R6, R1, 0x4, R2\n"
+        "ISETP.NE.S64.AND P1, PT, R6, RZ, PT\n@P1 LDG.E R0, desc[UR8][R6.64]"
+    )
+    assert without_absent(path, {0x3E8}) == path
+
+
+def test_a_block_starts_when_its_tile_and_q_are_there():
+    """The copy of the first tile starts after the last barrier; Q is loaded meanwhile."""
+    before, after = [instruction(MMA)] * 10, [instruction(FADD, stall=10)]
+    barrier = [instruction("BAR.SYNC.DEFER_BLOCKING")]
+    entry = entry_of(kernel="attention_nvfp4")
+
+    def start(path):
+        return model._cycles_to_the_first_tile(entry, path, GEFORCE)
+
+    assert start(before + barrier) == pytest.approx(150 + rates.COPY_LATENCY, abs=20)
+    assert start(before + barrier + 20 * after) == start(before + barrier)
+    assert start(before + barrier + 100 * after) == pytest.approx(150 + rates.BARRIER_LATENCY + 1000, abs=20)
+    assert start(before) == pytest.approx(150 + rates.COPY_LATENCY, abs=20)
+
+
 def test_the_column_of_ones_does_not_count():
     assert entry_of(kernel="attention_nvfp4").useful == pytest.approx(128 / 136)
     assert entry_of(kernel="attention_nvfp4_mxfp8").useful < 1 == entry_of(kernel="attention_nvfp4_bf16").useful
@@ -207,7 +274,7 @@ def test_the_column_of_ones_does_not_count():
 
 def test_ways_of_a_tile(disassembler):
     """nvfp4 has all five paths: each has the same MMAs, and its own further instructions."""
-    (entry,) = entries_of("attention_nvfp4_dim128_dim_v128", GEFORCE.card)
+    ((entry, _),) = with_halves(entries_of("attention_nvfp4_dim128_dim_v128", GEFORCE.card))
     paths = paths_of(entry)
     assert {"plain", "raising", "masked", "sums", "smooth_q", "prologue", "epilogue"} == set(paths)
     mmas = {name: sum(i.kind == "mma" for i in path) for name, path in paths.items()}
@@ -225,7 +292,7 @@ def test_ways_of_a_tile(disassembler):
 
 def test_useful_work_of_a_trip(disassembler):
     """16 rows by 64 keys, both products; one of the 33 MMAs computes the denominator and does not count."""
-    (entry,) = entries_of("attention_nvfp4_dim128_dim_v128", GEFORCE.card)
+    ((entry, _),) = with_halves(entries_of("attention_nvfp4_dim128_dim_v128", GEFORCE.card))
     plain = speed_of_path(entry, "plain", paths_of(entry)["plain"], GEFORCE)
     assert plain.work == pytest.approx(2 * 16 * 64 * 256)
     assert plain.pipes["MMA"] == 33 * 16 and plain.lowest <= plain.speed <= plain.highest < plain.peak == pytest.approx(

@@ -23,17 +23,19 @@
 
 namespace op {
 
-// How a block divides the work, and the stages that K and V go through. smooths: whether queries may be smoothed.
-template <class ScoreFormat_, class ValueFormat_, int dim_, int dim_v_, bool smooths = true>
-struct BlockTiling : tile::BlockAttentionShape<ValueFormat_, dim_, dim_v_> {
-    using Shape = tile::BlockAttentionShape<ValueFormat_, dim_, dim_v_>;
+// How a block divides the work, and the stages that K and V go through. smooths: whether queries may be smoothed. half:
+// whether it is a half block.
+template <class ScoreFormat_, class ValueFormat_, int dim_, int dim_v_, bool smooths = true, bool half = false>
+struct BlockTiling : tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_, dim_v_, half> {
+    using Shape = tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_, dim_v_, half>;
     using ScoreFormat = ScoreFormat_;
     using ValueFormat = ValueFormat_;
     static constexpr int dim = dim_, dim_v = dim_v_;
     static constexpr int threads = 32 * Shape::warps;
     static constexpr int rows = 16 * Shape::slices * Shape::warps;
     static constexpr bool runs_again = ValueFormat::bits == 16;   // over the same tiles, if sums were too small
-    static constexpr int spill_bytes = ValueFormat::bits == 16 ? 192 : 128;   // spills cost less than fewer warps
+    // Spills cost less than fewer warps.
+    static constexpr int spill_bytes = Shape::crowded ? 2176 : ValueFormat::bits == 16 ? 192 : 128;
 
     using Keys = tile::KeyTile<ScoreFormat, tile::tile_keys, dim>;
     using Values = tile::ValueTile<ValueFormat, tile::tile_keys, dim_v>;
@@ -61,14 +63,14 @@ struct BlockTiling : tile::BlockAttentionShape<ValueFormat_, dim_, dim_v_> {
     static constexpr bool has_smooth_loop = mean_vectors > 0 && ValueFormat::bits < 16;
 
     // Warps without rows have a loop of their own, so that the others do not test for it in each tile. Narrow heads in
-    // 8 bits are slower with it in the static model.
-    static constexpr bool has_idle_loop =
-        Shape::has_plain_loop && ValueFormat::bits < 16 && (ScoreFormat::bits == 4 || Shape::widest > 96);
+    // 8 bits, and warps with few registers, are slower with it in the static model.
+    static constexpr bool has_idle_loop = Shape::has_plain_loop && !Shape::crowded && ValueFormat::bits < 16 &&
+                                          (ScoreFormat::bits == 4 || Shape::widest > 96);
 
     // P of a plain tile is multiplied by V while P of the next tile is computed, which needs a third stage. Q and K in
-    // 8 bits gain nothing: their MMAs take long enough to hide the exponentials. Wide V in 8 bits leaves too few
-    // registers.
-    static constexpr bool overlaps = Shape::has_plain_loop && stages > 2 && ScoreFormat::bits == 4 &&
+    // 8 bits gain nothing: their MMAs take long enough to hide the exponentials. Wide V in 8 bits, and sixteen warps at
+    // 128 columns, leave too few registers.
+    static constexpr bool overlaps = Shape::has_plain_loop && !Shape::crowded && stages > 2 && ScoreFormat::bits == 4 &&
                                      (ValueFormat::bits == 4 || (ValueFormat::bits == 8 && Shape::widest <= 128));
 
     template <class Output>
@@ -134,8 +136,6 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
-    const float level = operands.score_level();
-    const float scale = options.scale * (level == INFINITY ? -no_maximum : level);   // scores of 0 stay 0
     TileRange<tile::tile_keys> range(problem, first_row, end_row);
     if (again) range.plain_end = range.plain_begin;
     const bool smoothed = operands.mean_scores;
@@ -149,6 +149,8 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     Softmax softmax;
     softmax.start(options.partial != nullptr);
     if constexpr (Softmax::lowered) softmax.again = again;
+    const float level = operands.score_level();   // loaded with Q: here it delays neither the copies nor Q
+    const float scale = options.scale * (level == INFINITY ? -no_maximum : level);   // scores of 0 stay 0
     const float factor = score_factor(problem, scale);
     const bool idle = warp_row >= problem.rows;
     const MeanScores<Order, Tiling::slices> mean_scores(means, operands, problem, warp_row);
@@ -229,13 +231,26 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
 
 }   // namespace op
 
-// An entry on block formats.
-#define BLOCK_ATTENTION(name, ScoreFormat, ValueFormat, dim_, dim_v_)                                                  \
-    KERNEL(name, .threads = {op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::threads},                        \
-           .shared_bytes = sizeof(op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::Shared),                    \
-           .tile = {1, op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::rows, 1},                              \
-           .min_blocks = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::blocks,                              \
-           .spill_bytes = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>::spill_bytes)                        \
+// The entries of a unit on block formats, for the head dimensions VARIANT_dim and VARIANT_dim_v: of whole blocks and,
+// where the shape has them, of half blocks.
+#define HAS_HALF_BLOCKS                                                                                                \
+    (HAS_BLOCK_SCALED_MMA && VARIANT_dim == VARIANT_dim_v && (VARIANT_dim == 64 || VARIANT_dim == 128))
+#if HAS_HALF_BLOCKS
+#define BLOCK_ATTENTION(ScoreFormat, ValueFormat)                                                                      \
+    BLOCK_ATTENTION_ENTRY(ENTRY(), ScoreFormat, ValueFormat, false)                                                    \
+    BLOCK_ATTENTION_ENTRY(ENTRY(_half), ScoreFormat, ValueFormat, true)
+#else
+#define BLOCK_ATTENTION(ScoreFormat, ValueFormat) BLOCK_ATTENTION_ENTRY(ENTRY(), ScoreFormat, ValueFormat, false)
+#endif
+#define BLOCK_ATTENTION_TILING(ScoreFormat, ValueFormat, half)                                                         \
+    op::BlockTiling<ScoreFormat, ValueFormat, VARIANT_dim, VARIANT_dim_v, true, half>
+#define BLOCK_ATTENTION_ENTRY(name, ScoreFormat, ValueFormat, half)                                                    \
+    static_assert(BLOCK_ATTENTION_TILING(ScoreFormat, ValueFormat, half)::has_halves == HAS_HALF_BLOCKS);              \
+    KERNEL(name, .threads = {BLOCK_ATTENTION_TILING(ScoreFormat, ValueFormat, half)::threads},                         \
+           .shared_bytes = sizeof(BLOCK_ATTENTION_TILING(ScoreFormat, ValueFormat, half)::Shared),                     \
+           .tile = {1, BLOCK_ATTENTION_TILING(ScoreFormat, ValueFormat, half)::rows, 1},                               \
+           .min_blocks = BLOCK_ATTENTION_TILING(ScoreFormat, ValueFormat, half)::blocks,                               \
+           .spill_bytes = BLOCK_ATTENTION_TILING(ScoreFormat, ValueFormat, half)::spill_bytes)                         \
     (const uint8_t *q_codes,  /* [batch, heads_kv, group, queries, q_bytes] */                                         \
      const uint8_t *q_scales, /* [batch, heads_kv, group, queries, q_blocks] */                                        \
      const uint8_t *k_tiles,  /* [batch, heads_kv, tiles, k_bytes]: tile::KeyTile */                                   \
@@ -247,11 +262,11 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
      ATTENTION_SCALARS(AS_PARAMETER) int batch, int heads_kv, int group, int queries, int q_bytes, int q_blocks,       \
      int tiles, int k_bytes, int v_bytes, int query_blocks, int keys, int sequences, int cols, int splits,             \
      STRIDES_Q(q_codes), STRIDES_Q(q_scales), ATTENTION_STRIDES(STRIDES_MASK, STRIDES_Q)) {                            \
-        using Tiling = op::BlockTiling<ScoreFormat, ValueFormat, dim_, dim_v_>;                                        \
+        using Tiling = BLOCK_ATTENTION_TILING(ScoreFormat, ValueFormat, half);                                         \
         op::attention_blocks<Tiling>(                                                                                  \
             shared<typename Tiling::Shared>(),                                                                         \
             op::BlockOperands{q_codes, q_scales, k_tiles, v_tiles, q_global, k_global, v_global, mean_scores, q_bytes, \
                               q_blocks, tiles, query_blocks, THE_STRIDES_Q(q_codes), THE_STRIDES_Q(q_scales)},         \
-            ATTENTION_OPTIONS(row_shift, batch, heads_kv, group, queries, dim_, keys, cols, sequences, splits),        \
+            ATTENTION_OPTIONS(row_shift, batch, heads_kv, group, queries, VARIANT_dim, keys, cols, sequences, splits), \
             exact_sum);                                                                                                \
     }

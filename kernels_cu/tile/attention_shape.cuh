@@ -31,22 +31,33 @@ struct AttentionShape {
 };
 
 // Attention on block formats: three or four warps to each quarter of a multiprocessor, so that one multiplies while
-// others are in their softmax. One block has all of their rows, which reduces the traffic of K and V from L2.
+// others are in their softmax. The more rows a block has, the less K and V it reads from L2 for each of them. Two
+// blocks on a multiprocessor start and end at different times, so that one multiplies while the other loads Q or
+// writes.
+//
+// `half` serves few blocks: four warps, of which a multiprocessor has room for two blocks with all the registers that
+// they can use. Both give the same bits.
 //
 // Without block-scaled MMAs, a block `expands` each tile of codes to 16 bits, once for all its warps, which multiply as
 // attention on 16 bits does, with two slices each.
-template <class ValueFormat, int dim, int dim_v>
+template <class ScoreFormat, class ValueFormat, int dim, int dim_v, bool half = false>
 struct BlockAttentionShape {
     static constexpr int widest = dim > dim_v ? dim : dim_v;
+    static constexpr bool has_halves = ptx::has_block_scaled_mma && dim == dim_v && (dim == 64 || dim == 128);
     static constexpr bool expands = !ptx::has_block_scaled_mma && widest <= 128;
     static constexpr int slices = expands ? 2 : 1;
+    // Sixteen warps of 128 registers. At 128 columns o and scores leave 28 of them: Q in 4 bits fits, and what tiles
+    // need rarely is spilled (at most six reloads in a plain tile).
+    static constexpr bool crowded = ptx::has_block_scaled_mma && !half && widest == 128 && dim == dim_v &&
+                                    ScoreFormat::bits == 4 && ValueFormat::bits < 16;
+    static constexpr bool sixteen = ptx::has_block_scaled_mma && (widest <= 64 || crowded);
     // Twelve warps if their registers hold o; eight with stand-ins, which need more registers. NVFP4's P takes longest
     // to compute: with a wide Q, twelve warps would wait for the MMAs at the same time (static model at 192 x 128: 65 %
     // of the peak; 70 % with eight).
     static constexpr bool twelve =
-        ptx::has_block_scaled_mma && widest > 64 && dim_v <= 128 && (dim <= 128 || !std::is_same_v<ValueFormat, Nvfp4>);
-    static constexpr int warps = expands ? 4 : twelve ? 12 : 8;
-    static constexpr int blocks = expands || (ptx::has_block_scaled_mma && widest <= 64) ? 2 : 1;
+        ptx::has_block_scaled_mma && !sixteen && dim_v <= 128 && (dim <= 128 || !std::is_same_v<ValueFormat, Nvfp4>);
+    static constexpr int warps = expands || half ? 4 : twelve ? 12 : 8;
+    static constexpr int blocks = expands || half || sixteen ? 2 : 1;
     // Wide heads with stand-ins loop over one copy of their MMAs: it compiles faster, and their speed matters less.
     static constexpr bool rolled = !ptx::has_block_scaled_mma && widest > 128;
     // Stand-ins are long: one loop body serves all tiles.

@@ -34,14 +34,16 @@ def speed(kernel, card, launches, doubts, json_output):
     what the model covers and what it does not. Needs NVIDIA's cuobjdump.
     """
     from ..speed import CARDS as cards
-    from ..speed import SHAPES, Machine, doubts_of, entries_of, launch_tflops, launch_times, speeds_of
+    from ..speed import Machine, doubts_of, entries_of, launches_of, speeds_of, with_halves
 
     of_card = cards[card]
     machine = Machine(of_card)
     found: list[dict[str, Any]] = []
     _, chosen = find_units(kernel)
     for unit in chosen:
-        for entry in entries_of(unit.name, of_card):
+        entries = list(entries_of(unit.name, of_card))
+        halves = {entry.name: half for entry, half in with_halves(entries)}
+        for entry in entries:
             warps, blocks = entry.resident(of_card)
             speeds = speeds_of(entry, machine)
             row: dict[str, Any] = {
@@ -52,11 +54,9 @@ def speed(kernel, card, launches, doubts, json_output):
             }
             row["paths"] = {name: speed.as_dict() for name, speed in speeds.items()}
             tiled = entry.is_attention and next(iter(speeds.values())).unit == "TFLOPS"
-            if launches and tiled:
-                times = launch_times(entry, machine)
-                row["launches"] = {
-                    str(shape): round(launch_tflops(entry, shape, times, of_card), 1) for shape in SHAPES
-                }
+            if launches and tiled and entry.name in halves:
+                by_shape = launches_of(entry, halves[entry.name], machine)
+                row["launches"] = {shape: round(tflops, 1) for shape, tflops in by_shape.items()}
             if doubts:
                 row["doubts"] = {name: round(value, 1) for name, value in doubts_of(entry, machine).items()}
             found.append(row)

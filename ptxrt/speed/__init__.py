@@ -17,9 +17,11 @@ from .model import (
     entries_of,
     launch_tflops,
     launch_times,
+    launches_of,
     paths_of,
     speed_of_path,
     speeds_of,
+    with_halves,
 )
 from .rates import CARDS, Card
 from .simulate import OFFSETS, Machine
@@ -39,7 +41,9 @@ __all__ = [
     "entries_of",
     "launch_tflops",
     "launch_times",
+    "launches_of",
     "paths_of",
     "speed_of_path",
     "speeds_of",
+    "with_halves",
 ]

@@ -7,22 +7,26 @@ denominator; this takes time, but does not count as work.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
-from .. import units
+from .. import kernels, units
+from ..backend import Facts
+from ..declaration import half_of
 from ..disassembly import sass_of
 from ..errors import BuildError
+from ..launch import takes_halves
 from . import rates
 from .listing import Instruction, parse
-from .paths import is_mma, plain_path, tile_paths
+from .paths import is_mma, plain_path, tile_paths, without_absent
 from .rates import MULTIPROCESSORS, PIPES, Card
 from .simulate import Machine, Trip, alone, simulate
 
-THREADS, DYNAMIC_SHARED, TILE = slice(0, 3), 3, slice(4, 7)  # indices in the launch constants of a record
 RESERVED_SHARED = 1024  # bytes that the system reserves in each block
+PARAMETERS = {"sm_120a": 0x380, "sm_121a": 0x380, "sm_90": 0x210}  # where parameters begin in the constant bank
 BLOCK_FORMATS = ("mxfp8", "mxfp4", "nvfp4")
 LANES = 32
 
@@ -40,6 +44,12 @@ class Entry:
     rows: int  # rows of a block, for kernels that work on tiles
     registers: int
     shared_bytes: int
+    least_blocks: int = 1  # resident blocks for which it was compiled
+
+    @property
+    def facts(self) -> Facts:
+        """The launch facts that decide between whole and half blocks."""
+        return Facts((self.threads, 1, 1), self.shared_bytes, (1, self.rows, 1), self.least_blocks, 0)
 
     def blocks(self, card: Card) -> int:
         """Resident blocks of a multiprocessor."""
@@ -106,20 +116,20 @@ def entries_of(unit: str, card: Card) -> Iterator[Entry]:
     digest = record["sha256"].get(units.fatbin_path(unit, portable).name, "")
     functions = _functions(unit, portable, target, digest)
     for name, code in functions.items():
-        usage, launch = record["entries"][name].get(target), text[name]["launch"]
+        usage, facts = record["entries"][name].get(target), Facts.of(name, text[name]["launch"])
         if usage is None:
             continue
-        x, y, z = launch[THREADS]
         yield Entry(
             name,
             unit,
             record["name"],
             record["variant"],
             code,
-            x * y * z,
-            launch[TILE][1],
+            prod(facts.threads),
+            facts.tile[1],
             usage["registers"],
-            usage["shared_bytes"] + launch[DYNAMIC_SHARED],
+            usage["shared_bytes"] + facts.shared_bytes,
+            facts.min_blocks,
         )
 
 
@@ -283,7 +293,7 @@ class LaunchTimes:
     plain: tuple[float, ...]  # cycles of a trip with 1, 2, ... resident blocks
     raising: tuple[float, ...]
     masked: tuple[float, ...]
-    around: float  # of the prologue, the copy of the first tile to shared memory, and the epilogue
+    around: float  # until the block has loaded Q and its first tile, and of the epilogue
 
 
 def launch_times(entry: Entry, machine: Machine) -> LaunchTimes:
@@ -298,11 +308,25 @@ def launch_times(entry: Entry, machine: Machine) -> LaunchTimes:
         path = paths.get(name) or paths["plain"]
         return tuple(trip_of(entry, name, path, machine, blocks, False).cycles for blocks in range(1, resident + 1))
 
-    around = (
-        sum(alone(paths[name], machine, warps) for name in ("prologue", "epilogue") if name in paths)
-        + rates.COPY_LATENCY
-    )
+    around = _cycles_to_the_first_tile(entry, paths.get("prologue", []), machine)
+    around += alone(paths["epilogue"], machine, warps) if "epilogue" in paths else 0
     return LaunchTimes(keys, cycles("plain"), cycles("raising"), cycles("masked"), around)
+
+
+def _cycles_to_the_first_tile(entry: Entry, prologue: list[Instruction], machine: Machine) -> float:
+    """Return the cycles until a block has passed its prologue and its first tile is in shared memory.
+
+    The copy of the tile starts after the prologue's last barrier of the block, or after its last group of cp.async. The
+    launch gives the operands, global scales, and an output in bf16.
+    """
+    warps = entry.resident(machine.card)[0]
+    arrays = kernels()[entry.kernel].arrays
+    given = {array.name for array in arrays if not array.optional or array.name.endswith(("_global", "out_bf16"))}
+    first = PARAMETERS[machine.card.target]
+    path = without_absent(prologue, {first + 8 * i for i, array in enumerate(arrays) if array.name not in given})
+    starts = [i + 1 for i, instruction in enumerate(path) if instruction.stem in ("BAR", "LDGDEPBAR")] or [len(path)]
+    copied = alone(path[: starts[-1]], machine, warps) if path else 0.0
+    return max(alone(path, machine, warps) if path else 0.0, copied + rates.COPY_LATENCY)
 
 
 def block_cycles(entry: Entry, shape: Shape, times: LaunchTimes, row_block: int, resident: int) -> float:
@@ -380,6 +404,29 @@ def launch_cycles(entry: Entry, shape: Shape, times: LaunchTimes, card: Card) ->
 def launch_tflops(entry: Entry, shape: Shape, times: LaunchTimes, card: Card) -> float:
     """Return the useful TFLOPS of a whole launch, without host time."""
     return shape.flops(entry.dims) / (launch_cycles(entry, shape, times, card) / card.hertz) / 1e12
+
+
+def launches_of(entry: Entry, half: Entry | None, machine: Machine) -> dict[str, float]:
+    """Return the useful TFLOPS of a whole launch at each of SHAPES, of whole blocks or of half blocks, whichever a
+    launch takes on the card."""
+    card = machine.card
+    times = {chosen.name: launch_times(chosen, machine) for chosen in (entry, half) if chosen}
+
+    def chosen(shape: Shape) -> Entry:
+        if half is None:
+            return entry
+        blocks, halves = (shape.batch * shape.heads * -(-shape.length // e.rows) for e in (entry, half))
+        return half if takes_halves(blocks, halves, entry.facts, half.facts, card.multiprocessors) else entry
+
+    taken = {shape: chosen(shape) for shape in SHAPES}
+    return {str(shape): launch_tflops(which, shape, times[which.name], card) for shape, which in taken.items()}
+
+
+def with_halves(entries: Iterable[Entry]) -> list[tuple[Entry, Entry | None]]:
+    """Return each entry of a unit with that of its half blocks, if it has any; these are left out themselves."""
+    by_name = {entry.name: entry for entry in entries}
+    halves = {half_of(name) for name in by_name} & set(by_name)
+    return [(entry, by_name.get(half_of(name))) for name, entry in by_name.items() if name not in halves]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

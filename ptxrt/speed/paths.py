@@ -8,8 +8,9 @@ multiplications after a vote, reading mean scores many loads of two numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 
 from .listing import Flow, Instruction, order, steady_path
 from .rates import warp_bytes
@@ -134,3 +135,48 @@ def _epilogue(loops: TileLoops, general: int, outside: set[int]) -> list[Instruc
 def plain_path(code: list[Instruction]) -> list[Instruction]:
     """Return the steady path of any entry."""
     return steady_path(code)[0]
+
+
+def without_absent(path: Iterable[Instruction], absent: Collection[int]) -> list[Instruction]:
+    """Return the path with the guard @!PT on instructions that null pointers switch off.
+
+    absent: offsets of the null pointers in the constant bank. A register loaded from there is zero until it is written
+    again; a comparison of zeros for inequality clears its predicate, as does a conjunction with a cleared one.
+    """
+    zero: set[str] = {"RZ", "URZ"}
+    false: set[str] = set()
+    found = []
+    for instruction in path:
+        if instruction.guard.removeprefix("@") in false:
+            found.append(replace(instruction, guard="@!PT"))
+            continue
+        found.append(instruction)
+        opcode, always = instruction.opcode, not instruction.guard
+        operands = [word.removesuffix(".reuse") for word in re.split(r",\s*", instruction.operands)]
+        clears = always and _is_false(opcode, operands, zero, false)
+        loaded = re.fullmatch(r"c\[0x0\]\[0x(\w+)\]", operands[-1])
+        loads_null = always and loaded and opcode in ("LDC.64", "LDCU.64") and int(loaded[1], 16) in absent
+        written = _written(opcode, operands[0])
+        zero.difference_update(written)
+        false.difference_update(operands[:2])
+        if loads_null:
+            zero.update(written)
+        if clears:
+            false.add(operands[0])
+    return found
+
+
+def _is_false(opcode: str, operands: list[str], zero: set[str], false: set[str]) -> bool:
+    """Whether the first predicate that an instruction writes is known to be false."""
+    if re.match(r"U?ISETP\.NE\.", opcode):  # two numbers, then predicates that the comparison is combined with
+        return set(operands[2:4]) <= zero and set(operands[4:]) - {"PT", "UPT"} <= false
+    if re.match(r"U?PLOP3\.LUT", opcode):
+        return operands[5] == "0x80" and bool(set(operands[2:5]) & false)  # the conjunction of three predicates
+    return False
+
+
+def _written(opcode: str, first: str) -> list[str]:
+    """The registers from the first operand on that an instruction writes, if that is a register."""
+    match = re.fullmatch(r"(U?R)(\d+)", first)
+    count = 4 if re.search(r"\.128|MMA|LDSM", opcode) else 2 if re.search(r"64|WIDE|^CS2R", opcode) else 1
+    return [f"{match[1]}{int(match[2]) + i}" for i in range(count)] if match else []
