@@ -31,6 +31,7 @@ struct BlockTiling : tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_,
     using ScoreFormat = ScoreFormat_;
     using ValueFormat = ValueFormat_;
     static constexpr int dim = dim_, dim_v = dim_v_;
+    static constexpr bool is_half = half;
     static constexpr int threads = 32 * Shape::warps;
     static constexpr int rows = 16 * Shape::slices * Shape::warps;
     static constexpr bool runs_again = ValueFormat::bits == 16;   // over the same tiles, if sums were too small
@@ -136,6 +137,14 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
+    // Global scales delay the first copies if they are loaded before. Half blocks have few tiles and load them with Q;
+    // whole blocks have no registers left for that.
+    float scale;
+    const auto load_scale = [&] {
+        const float level = operands.score_level();
+        scale = options.scale * (level == INFINITY ? -no_maximum : level);   // scores of 0 stay 0
+    };
+    if constexpr (!Tiling::is_half) load_scale();
     TileRange<tile::tile_keys> range(problem, first_row, end_row);
     if (again) range.plain_end = range.plain_begin;
     const bool smoothed = operands.mean_scores;
@@ -149,8 +158,7 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     Softmax softmax;
     softmax.start(options.partial != nullptr);
     if constexpr (Softmax::lowered) softmax.again = again;
-    const float level = operands.score_level();   // loaded with Q: here it delays neither the copies nor Q
-    const float scale = options.scale * (level == INFINITY ? -no_maximum : level);   // scores of 0 stay 0
+    if constexpr (Tiling::is_half) load_scale();
     const float factor = score_factor(problem, scale);
     const bool idle = warp_row >= problem.rows;
     const MeanScores<Order, Tiling::slices> mean_scores(means, operands, problem, warp_row);
