@@ -149,8 +149,8 @@ class MiniLM:
             if sum(map(len, batches[-1])) + len(one) > MOST_TOKENS:
                 batches.append([])
             batches[-1].append(one)
-        found = [self.forward(*map(ptxrt.to_device, _packed(batch))).to_numpy() for batch in batches if batch]
-        return np.concatenate(found)
+        found = [self.forward(*map(ptxrt.to_device, _packed(batch))) for batch in batches if batch]
+        return np.concatenate([one.to_numpy() for one in found])  # once all launches are in the stream
 
     def _single(self, ids: np.ndarray) -> np.ndarray:
         """Return the embedding [1, width] of one text, by the graph of its length."""

@@ -23,6 +23,7 @@ from .errors import AbiError, ArgumentError, DriverError, MachineError, OutOfMem
 from .files import module_kind, read_bytes
 from .pool import Pool
 from .ptx import parse
+from .staging import Staging
 from .turns import FORKED, End, Turn
 
 # The driver API version that toolkit 13.0 needs, and the driver that has it.
@@ -370,6 +371,7 @@ class DriverBackend:
         _backends.add(self)
         self.own_queue = self.new_queue()
         self._gathering: Queue | None = None
+        self._staging = Staging(self)
         self._captures: list[Queue] = []  # queues that graphs of this library capture
         self._handles_captured: set[int] = set()  # captured streams of other libraries; see `everything`
 
@@ -653,11 +655,27 @@ class DriverBackend:
             _call("cuCtxSynchronize", about=self.blame())
 
     def write(self, address: int, host: np.ndarray, stream=None) -> None:
-        """Copy a contiguous array to the device and wait, so that `host` may change."""
+        """Copy a contiguous array to the device; `host` may change afterwards.
+
+        Small arrays go by way of page-locked memory, without a wait; others wait for the stream. In a stream that is
+        captured the driver refuses this wait, so that no graph copies from memory that changes.
+        """
         queue = self.queue(stream)
         with self._entered():
-            _call("cuMemcpyHtoDAsync", address, host.ctypes.data, host.nbytes, queue.native, about=self.blame())
-            self._wait_for(queue)
+            if host.nbytes <= Staging.LARGEST and not self._is_capturing(queue):
+                self._staging.write(address, host, queue)
+            else:
+                self.copy_from_host(address, host.ctypes.data, host.nbytes, queue)
+                self._wait_for(queue)
+
+    def copy_from_host(self, address: int, source: int, nbytes: int, queue: Queue) -> None:
+        """Start a copy of the host's bytes at `source`, in the device's context."""
+        _call("cuMemcpyHtoDAsync", address, source, nbytes, queue.native, about=self.blame())
+
+    def page_locked(self, nbytes: int) -> int:
+        """Allocate memory of the host that the device reads directly; it is never freed."""
+        with self._relaxed():
+            return int(_call("cuMemHostAlloc", nbytes, 0, about=f"{nbytes} bytes of page-locked memory"))
 
     def read(self, address: int, host: np.ndarray, stream=None) -> None:
         """Fill a contiguous array from the device and wait for it."""
@@ -862,6 +880,14 @@ class DriverBackend:
             _call("cuEventRecord", event.handle, queue.native)
         return event
 
+    def record(self, queue: Queue, event: Event | None) -> Event:
+        """Record the end of a queue in an event that nothing waits for, or in a new one that does not refer to the
+        queue. The device's context is current.
+        """
+        event = event or Event(self, self._spare_event(), False)
+        _call("cuEventRecord", event.handle, queue.native)
+        return event
+
     def timed_event(self, queue: Queue) -> Event:
         """Record an event with a time at the end of a queue."""
         with self._entered():
@@ -878,7 +904,11 @@ class DriverBackend:
     def is_capturing(self, queue: Queue) -> bool:
         """Return whether a stream is being captured, by any library."""
         with self._entered():
-            result, *values = self._driver.cuStreamIsCapturing(queue.native)
+            return self._is_capturing(queue)
+
+    def _is_capturing(self, queue: Queue) -> bool:
+        """Do the same in the device's context."""
+        result, *values = self._driver.cuStreamIsCapturing(queue.native)
         if result.name == "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT":
             return False  # the legacy stream, while another stream is captured in global mode
         if result != self._driver.CUresult.CUDA_SUCCESS:
