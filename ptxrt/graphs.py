@@ -102,11 +102,14 @@ class graph:
             return
         queue = self.backend.queue(stream)
         with self._turn:
+            crossing = not queue.lasting  # whether other queues are involved, or the end of this one is to be recorded
             for memory, write in self._uses.items():
-                readers = memory.readers
-                if memory.writer is not queue or (readers and (len(readers) > 1 or readers[0][0] is not queue)):
+                if memory.writer is not queue or memory.readers:
                     memory.acquire(queue, write)
+                    crossing = True
             announce(self.receipt, self.backend, queue, self._run, queue)
+            if not crossing:
+                return
             mark = self.backend.mark(queue)
             for memory, write in self._uses.items():
                 memory.release(queue, mark, write)
