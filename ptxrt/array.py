@@ -324,7 +324,7 @@ class DeviceArray:
         does within a kind; device arrays must have that dtype. ArgumentError while a graph or a prepared call is
         recorded, for masks and lists as keys, for a read-only array, and for values that do not fit.
         """
-        _copies().assign(self[key], value)
+        _copies().assign(self if key is Ellipsis else self[key], value)
 
     # Views: the same memory, nothing is copied
 

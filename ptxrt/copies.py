@@ -9,7 +9,7 @@ import numpy as np
 
 from .array import DeviceArray, allocate, as_arrays, empty, refuse_recording, upload
 from .errors import ArgumentError
-from .formats import bf16, format_of, in_native_order
+from .formats import bf16, format_of
 from .ops.cast import cast
 from .ops.copy import copy_bytes
 
@@ -104,10 +104,12 @@ def _number(target: DeviceArray, value: Any) -> np.ndarray:
 
 def _converted(target: DeviceArray, value: np.ndarray) -> np.ndarray:
     """Convert an array of the host to the target's dtype as NumPy does within a kind."""
+    if value.dtype == target.dtype:
+        return value
     if not np.can_cast(value.dtype, target.dtype, "same_kind") and not _are_floats(value.dtype, target.dtype):
         raise ArgumentError(f"a[...] = x: x is {value.dtype}, a {target.dtype}; write x.astype({target.dtype.name!r})")
     with np.errstate(over="ignore", invalid="ignore"):
-        return in_native_order(value).astype(target.dtype, copy=False)
+        return value.astype(target.dtype)
 
 
 def _write(target: DeviceArray, value: np.ndarray) -> None:

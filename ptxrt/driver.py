@@ -8,7 +8,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -341,6 +341,9 @@ class DriverPacket(Packet):
             _call("cuLaunchKernel", *sizes, self.queue.native, 0, self.extra, about=about)
 
 
+_PRESENT = nullcontext()  # the block of a context that is current already
+
+
 class DriverBackend:
     """One CUDA device by its primary context, with a stream of the library's own. Safe to use from any thread."""
 
@@ -367,6 +370,7 @@ class DriverBackend:
         self._queues: WeakValueDictionary[int, Queue] = WeakValueDictionary()
         self._pool = Pool(self, self._all_queues, keep=os.environ.get("PTXRT_POOL", "1") != "0")
         self._context = _call("cuDevicePrimaryCtxRetain", _call("cuDeviceGet", device.ordinal))
+        self._context_number = int(self._context)
         self.packets: WeakSet[DriverPacket] = WeakSet()
         _backends.add(self)
         self.own_queue = self.new_queue()
@@ -405,17 +409,22 @@ class DriverBackend:
             raise _error("cuPointerGetAttribute", self._driver.CUresult(code), f"{address:#x}")
         return ordinal.value
 
-    @contextmanager
     def _entered(self):
-        """Make the device's context current in the calling thread, and restore the thread's own afterwards.
+        """Make the device's context current in the calling thread for a `with` block that begins at once, and restore
+        the thread's own afterwards.
 
         A thread without a context keeps this one, as with the CUDA runtime: pushing and popping would cost more than a
         launch.
         """
-        present = int(_call("cuCtxGetCurrent"))
-        if present == int(self._context):
-            yield
-        elif not present:
+        result, *values = self._driver.cuCtxGetCurrent()
+        if not result.value and int(values[0]) == self._context_number:
+            return _PRESENT
+        return self._switched()
+
+    @contextmanager
+    def _switched(self):
+        """Do the same where another context, or none, is current."""
+        if not int(_call("cuCtxGetCurrent")):
             _call("cuCtxSetCurrent", self._context)
             yield
         else:
@@ -670,7 +679,7 @@ class DriverBackend:
 
     def copy_from_host(self, address: int, source: int, nbytes: int, queue: Queue) -> None:
         """Start a copy of the host's bytes at `source`, in the device's context."""
-        _call("cuMemcpyHtoDAsync", address, source, nbytes, queue.native, about=self.blame())
+        self.do("cuMemcpyHtoDAsync", address, source, nbytes, queue.native)
 
     def page_locked(self, nbytes: int) -> int:
         """Allocate memory of the host that the device reads directly; it is never freed."""
@@ -681,7 +690,7 @@ class DriverBackend:
         """Fill a contiguous array from the device and wait for it."""
         queue = self.queue(stream)
         with self._entered():
-            _call("cuMemcpyDtoHAsync", host.ctypes.data, address, host.nbytes, queue.native, about=self.blame())
+            self.do("cuMemcpyDtoHAsync", host.ctypes.data, address, host.nbytes, queue.native)
             self._wait_for(queue)
 
     def copy(self, address: int, source: "DriverBackend", source_address: int, nbytes: int, queue: Queue) -> None:
@@ -820,7 +829,15 @@ class DriverBackend:
         return True
 
     def _wait_for(self, queue: Queue) -> None:
-        _call("cuStreamSynchronize", queue.native, about=self.blame())
+        self.do("cuStreamSynchronize", queue.native)
+
+    def do(self, function: str, *arguments) -> None:
+        """Call the driver, in the device's context; a failure may be that of an earlier launch. This is `_call` without
+        its result, for calls that are made often.
+        """
+        (result,) = getattr(self._driver, function)(*arguments)[:1]
+        if result.value:
+            raise _error(function, result, self.blame())
 
     def blame(self) -> str:
         """Return the words that messages about asynchronous errors add."""
@@ -885,7 +902,7 @@ class DriverBackend:
         queue. The device's context is current.
         """
         event = event or Event(self, self._spare_event(), False)
-        _call("cuEventRecord", event.handle, queue.native)
+        self.do("cuEventRecord", event.handle, queue.native)
         return event
 
     def timed_event(self, queue: Queue) -> Event:
@@ -967,4 +984,4 @@ class _Graph(_Handle):
     def launch(self, queue: Queue) -> None:
         """Run it in a queue."""
         with self.backend.entered():
-            _call("cuGraphLaunch", self.handle, queue.native, about=self.backend.blame())
+            self.backend.do("cuGraphLaunch", self.handle, queue.native)

@@ -35,8 +35,8 @@ class Device(Protocol):
 class Part:
     """A part of the memory, filled from its start on. events: one after the last copy from it in each queue."""
 
-    def __init__(self, start: int):
-        self.start, self.used = start, 0
+    def __init__(self, start: int, memory: np.ndarray):
+        self.start, self.memory, self.used = start, memory, 0
         self.events: list[Any] = []
         self.latest: WeakKeyDictionary[Queue, Any] = WeakKeyDictionary()
 
@@ -57,10 +57,10 @@ class Staging:
         """Start a copy of a contiguous array of at most LARGEST bytes to the device; `host` may change afterwards."""
         with self._turn:
             part = self._part(host.nbytes)
-            source = part.start + part.used
-            part.used += -(-host.nbytes // self.ALIGNMENT) * self.ALIGNMENT
-            ctypes.memmove(source, host.ctypes.data, host.nbytes)
-            self._device.copy_from_host(address, source, host.nbytes, queue)
+            used, nbytes = part.used, host.nbytes
+            part.used += -(-nbytes // self.ALIGNMENT) * self.ALIGNMENT
+            part.memory[used : used + nbytes] = host.reshape(-1).view(np.uint8)
+            self._device.copy_from_host(address, part.start + used, nbytes, queue)
             known = part.latest.get(queue)
             event = self._device.record(queue, known)
             if known is None:
@@ -71,10 +71,12 @@ class Staging:
         """Return the part that has room for `nbytes`."""
         if not self._parts:
             start = self._device.page_locked(self.PART * self.PARTS)
-            self._parts = [Part(start + self.PART * i) for i in range(self.PARTS)]
+            for place in range(start, start + self.PART * self.PARTS, self.PART):
+                memory = np.frombuffer((ctypes.c_char * self.PART).from_address(place), np.uint8)
+                self._parts.append(Part(place, memory))
         if self._parts[0].used + nbytes > self.PART:
             oldest = self._parts[1]
             for event in oldest.events:
                 self._device.reached(event, wait=True)
-            self._parts = [Part(oldest.start), *self._parts[2:], self._parts[0]]
+            self._parts = [Part(oldest.start, oldest.memory), *self._parts[2:], self._parts[0]]
         return self._parts[0]
