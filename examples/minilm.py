@@ -123,13 +123,13 @@ class MiniLM:
 
     def ids(self, texts: Sequence[Any]) -> list[np.ndarray]:
         """Return token ids of texts; lists of ids are used as they are. ArgumentError for an empty or too long text."""
-        found, c = [], self.config
-        for i, text in enumerate(texts):
+        found = []
+        for text in texts:
             if isinstance(text, str):
                 text = self.weights.tokenizer.encode(text).ids if text.strip() else []
-            name = f"encode: text {i}"
-            found.append(checked_ids(name, text, c["vocabulary"], c["context"], "cut it into passages"))
-        return found
+            found.append(text)
+        names = [f"encode: text {i}" for i in range(len(found))]
+        return checked_ids(names, found, self.config["vocabulary"], self.config["context"], "cut it into passages")
 
     def encode(self, texts: Sequence[Any]) -> np.ndarray:
         """Return embeddings of length 1, float32 [n, width]; their dot products are cosines.
