@@ -655,6 +655,8 @@ def upload(backend: Backend, host: np.ndarray, stream=None) -> DeviceArray:
     array = allocate(backend, host.shape, host.dtype, queue)
     if host.nbytes:
         backend.write(array.address, host, queue)
+        if not queue.lasting:  # else the queue is the mark that the new memory has
+            array.memory.release(queue, backend.mark(queue), True)
     return array
 
 

@@ -687,6 +687,20 @@ def test_small_arrays_go_to_the_device_without_a_wait(cuda, stream):
         assert array.shape == (size - i % 2,) and (array.to_numpy(stream=stream) == i).all()
 
 
+@pytest.mark.parametrize("stream", [None, "ours", 55], ids=str)
+def test_what_uses_an_upload_waits_for_it(cuda, stream):
+    """In another stream, and when the memory is used again."""
+    stream = ptxrt.Stream() if stream == "ours" else stream
+    x = ptxrt.to_device(numbers(4, 5), stream=stream)
+    np.testing.assert_array_equal(transpose(x, stream=66).to_numpy(stream=66), numbers(4, 5).T)
+    ptxrt.to_device(-numbers(4, 5), stream=stream)  # freed before it has arrived
+    y = ptxrt.empty((4, 5), np.float32)
+    y[...] = numbers(4, 5)
+    ptxrt.synchronize()
+    ptxrt.synchronize(stream=stream)
+    np.testing.assert_array_equal(y.to_numpy(), numbers(4, 5))
+
+
 def test_staging_memory_waits_for_every_queue(cuda):
     """Also for streams of which no reference is left."""
     host, arrays = np.empty(Staging.LARGEST // 4, np.float32), []
