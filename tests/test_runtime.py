@@ -744,6 +744,26 @@ def test_a_captured_stream_takes_no_copy_from_staging_memory(cuda):
     assert not cuda.page_locked
 
 
+def test_a_graph_that_one_stream_has_launched_waits_for_others(cuda):
+    """After launches that depended on nothing else, a write and a read in another stream are waited for."""
+    x, y, other = ptxrt.to_device(numbers(4, 5)), ptxrt.empty((5, 4), np.float32), ptxrt.Stream()
+    with ptxrt.graph() as graph:
+        transpose(x, y=y)
+    for _ in range(3):
+        graph.launch()
+    np.testing.assert_array_equal(y.to_numpy(), numbers(4, 5).T)
+    transpose(transpose(ptxrt.to_device(-numbers(4, 5))), y=x, stream=other)
+    graph.launch()
+    np.testing.assert_array_equal(y.to_numpy(), -numbers(4, 5).T)
+    for _ in range(3):
+        graph.launch()
+    before = transpose(y, stream=other)
+    x[...] = numbers(4, 5)
+    graph.launch()
+    np.testing.assert_array_equal(before.to_numpy(), -numbers(4, 5))
+    np.testing.assert_array_equal(y.to_numpy(), numbers(4, 5).T)
+
+
 def test_somebody_elses_capture_is_left_alone(cuda):
     """A launch with out= in a stream that another library captures issues no wait and no event, only the launch."""
     x, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32)
