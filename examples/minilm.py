@@ -21,10 +21,9 @@ DIGEST = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 PRODUCTS = ("qkv", "out", "up", "down")
 # The sizes in its config.json.
 CONFIG = dict(layers=6, width=384, hidden=1536, heads=12, vocabulary=30522, context=512, eps=1e-12)
-# The most tokens of one call, and the most graphs of single texts that are kept. Attention launches a block for every
-# pair of a text and a block of rows of the call, and most have nothing to do: their number grows with the square of the
-# call's tokens.
-MOST_TOKENS, MOST_GRAPHS = 8192, 16
+# The most tokens of one call, so that a layer's activations take 0.4 GB, and the most graphs of single texts that are
+# kept.
+MOST_TOKENS, MOST_GRAPHS = 65536, 16
 
 
 def load() -> Weights:
@@ -124,13 +123,13 @@ class MiniLM:
 
     def ids(self, texts: Sequence[Any]) -> list[np.ndarray]:
         """Return token ids of texts; lists of ids are used as they are. ArgumentError for an empty or too long text."""
-        found, c = [], self.config
-        for i, text in enumerate(texts):
+        found = []
+        for text in texts:
             if isinstance(text, str):
                 text = self.weights.tokenizer.encode(text).ids if text.strip() else []
-            name = f"encode: text {i}"
-            found.append(checked_ids(name, text, c["vocabulary"], c["context"], "cut it into passages"))
-        return found
+            found.append(text)
+        names = [f"encode: text {i}" for i in range(len(found))]
+        return checked_ids(names, found, self.config["vocabulary"], self.config["context"], "cut it into passages")
 
     def encode(self, texts: Sequence[Any]) -> np.ndarray:
         """Return embeddings of length 1, float32 [n, width]; their dot products are cosines.
@@ -144,13 +143,16 @@ class MiniLM:
             return np.zeros((0, self.config["width"]), np.float32)
         if len(ids) == 1:
             return self._single(ids[0])
-        batches: list[list[np.ndarray]] = [[]]
+        batches: list[list[np.ndarray]] = []
+        room = 0
         for one in ids:
-            if sum(map(len, batches[-1])) + len(one) > MOST_TOKENS:
+            if len(one) > room:
                 batches.append([])
+                room = MOST_TOKENS
             batches[-1].append(one)
-        found = [self.forward(*map(ptxrt.to_device, _packed(batch))).to_numpy() for batch in batches if batch]
-        return np.concatenate(found)
+            room -= len(one)
+        found = [self.forward(*map(ptxrt.to_device, _packed(batch))) for batch in batches]
+        return np.concatenate([one.to_numpy() for one in found])  # once all launches are in the stream
 
     def _single(self, ids: np.ndarray) -> np.ndarray:
         """Return the embedding [1, width] of one text, by the graph of its length."""
@@ -169,6 +171,6 @@ class MiniLM:
 
 def _packed(texts: list[np.ndarray]) -> tuple[np.ndarray, ...]:
     """Concatenate texts: return ids, positions, and the start of each text, int32."""
-    lengths = [len(ids) for ids in texts]
-    places = np.concatenate([np.arange(n) for n in lengths])
-    return np.concatenate(texts), places.astype(np.int32), np.cumsum([0, *lengths]).astype(np.int32)
+    starts = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+    positions = np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], np.diff(starts))
+    return np.concatenate(texts), positions, starts

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -98,21 +99,29 @@ def gguf_weights(path: Path, digest: str, architecture: str, numbers: Mapping[st
     return Weights(path.name, read, config, digest, tokenizer)
 
 
-def checked_ids(name: str, ids: Any, vocabulary: int, context: int, more: str) -> np.ndarray:
-    """Return token ids as int32 [tokens]; ArgumentError, which calls them `name`, if there are none, too many, or
-    invalid ones.
+def checked_ids(
+    names: Sequence[str], texts: Sequence[Any], vocabulary: int, context: int, more: str
+) -> list[np.ndarray]:
+    """Return token ids of texts, each as int32 [tokens]; ArgumentError, with the text's name, if there are none, too
+    many, or invalid ones.
 
     more: the message's advice for too long a text.
     """
-    ids = np.asarray(ids)
-    if not ids.size:
-        raise ptxrt.ArgumentError(f"{name} is empty; pass one of at least one token")
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        came = f"{name} has ids {ids.dtype} {list(ids.shape)}"
-        raise ptxrt.ArgumentError(f"{came}; pass a string, or whole numbers of one axis")
-    if len(ids) > context:
-        raise ptxrt.ArgumentError(f"{name} has {len(ids)} tokens, the context {context}; {more}")
-    if ids.min() < 0 or ids.max() >= vocabulary:
+    texts = [np.asarray(ids) for ids in texts]
+    for name, ids in zip(names, texts):
+        if not ids.size:
+            raise ptxrt.ArgumentError(f"{name} is empty; pass one of at least one token")
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            came = f"{name} has ids {ids.dtype} {list(ids.shape)}"
+            raise ptxrt.ArgumentError(f"{came}; pass a string, or whole numbers of one axis")
+        if len(ids) > context:
+            raise ptxrt.ArgumentError(f"{name} has {len(ids)} tokens, the context {context}; {more}")
+    if not texts:
+        return []
+    whole = np.concatenate(texts)
+    if whole.min() < 0 or whole.max() >= vocabulary:
+        name, ids = next((name, ids) for name, ids in zip(names, texts) if ids.min() < 0 or ids.max() >= vocabulary)
         came = ids.min() if ids.min() < 0 else ids.max()
         raise ptxrt.ArgumentError(f"{name} has id {came}, which is none of the {vocabulary} tokens")
-    return ids.astype(np.int32)
+    whole, ends = whole.astype(np.int32), list(accumulate(map(len, texts)))
+    return [whole[start:end] for start, end in zip([0, *ends], ends)]

@@ -74,6 +74,7 @@ class Memory:
 
     __slots__ = ("backend", "address", "nbytes", "writer", "readers", "shared", "__weakref__")
     is_owned = True
+    changes = 0  # how often the uses of any memory have changed
 
     def __init__(self, backend: Backend, address: int, nbytes: int, writer: Any = None):
         self.backend = backend
@@ -98,9 +99,12 @@ class Memory:
 
     def release(self, queue: Queue, mark: Any, write: bool) -> None:
         """Record a use whose end in `queue` is `mark`."""
-        if not write and (self.writer is mark or any(its is mark for _, its in self.readers)):
+        if self.writer is mark and not (write and self.readers):
+            return
+        if not write and any(its is mark for _, its in self.readers):
             return
         with noting:
+            Memory.changes += 1
             if write:
                 self.writer, self.readers = mark, ()
             else:
@@ -324,7 +328,7 @@ class DeviceArray:
         does within a kind; device arrays must have that dtype. ArgumentError while a graph or a prepared call is
         recorded, for masks and lists as keys, for a read-only array, and for values that do not fit.
         """
-        _copies().assign(self[key], value)
+        _copies().assign(self if key is Ellipsis else self[key], value)
 
     # Views: the same memory, nothing is copied
 
@@ -655,6 +659,8 @@ def upload(backend: Backend, host: np.ndarray, stream=None) -> DeviceArray:
     array = allocate(backend, host.shape, host.dtype, queue)
     if host.nbytes:
         backend.write(array.address, host, queue)
+        if not queue.lasting:  # else the queue is the mark that the new memory has
+            array.memory.release(queue, backend.mark(queue), True)
     return array
 
 

@@ -303,7 +303,7 @@ class Backend(Protocol):
         ...
 
     def write(self, address: int, host: np.ndarray, stream=None) -> None:
-        """Copy a contiguous array to the machine; `host` may change on return."""
+        """Copy a contiguous array to the machine, in the order of the stream; `host` may change on return."""
         ...
 
     def read(self, address: int, host: np.ndarray, stream=None) -> None:

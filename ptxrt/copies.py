@@ -9,7 +9,7 @@ import numpy as np
 
 from .array import DeviceArray, allocate, as_arrays, empty, refuse_recording, upload
 from .errors import ArgumentError
-from .formats import bf16, format_of, in_native_order
+from .formats import bf16, format_of
 from .ops.cast import cast
 from .ops.copy import copy_bytes
 
@@ -65,7 +65,12 @@ def assign(target: DeviceArray, value: Any) -> None:
         value = _number(target, value)
     (value,) = as_arrays("a[...] = x", x=value)
     if isinstance(value, np.ndarray):
-        value = _on_host(target, value)
+        value = _converted(target, value)
+        extra = value.ndim - target.ndim
+        if target.is_contiguous and value.shape == (1,) * extra + target.shape:
+            _write(target, value)
+            return
+        value = _uploaded(target, value)
     elif value.dtype != target.dtype:
         raise ArgumentError(f"a[...] = x: x is {value!r}, a {target.dtype}; write x.astype({target.dtype.name!r})")
     if value.backend is not target.backend:
@@ -97,15 +102,32 @@ def _number(target: DeviceArray, value: Any) -> np.ndarray:
             ) from error
 
 
-def _on_host(target: DeviceArray, value: np.ndarray) -> DeviceArray:
-    """Upload an array of the host to the target's device, converted to its dtype as NumPy does within a kind.
-
-    A single number fills a row-major target here. The result is then a part of the target.
-    """
+def _converted(target: DeviceArray, value: np.ndarray) -> np.ndarray:
+    """Convert an array of the host to the target's dtype as NumPy does within a kind."""
+    if value.dtype == target.dtype:
+        return value
     if not np.can_cast(value.dtype, target.dtype, "same_kind") and not _are_floats(value.dtype, target.dtype):
         raise ArgumentError(f"a[...] = x: x is {value.dtype}, a {target.dtype}; write x.astype({target.dtype.name!r})")
     with np.errstate(over="ignore", invalid="ignore"):
-        value = in_native_order(value).astype(target.dtype, copy=False)
+        return value.astype(target.dtype)
+
+
+def _write(target: DeviceArray, value: np.ndarray) -> None:
+    """Copy an array of the host to a row-major target of its size and dtype, in the current stream."""
+    if not value.nbytes:
+        return
+    backend, memory = target.backend, target.memory
+    queue = backend.queue()
+    memory.acquire(queue, True)
+    backend.write(target.address, np.ascontiguousarray(value), queue)
+    memory.release(queue, backend.mark(queue), True)
+
+
+def _uploaded(target: DeviceArray, value: np.ndarray) -> DeviceArray:
+    """Upload an array of the target's dtype to the target's device.
+
+    A single number fills a row-major target here. The result is then a part of the target.
+    """
     if (
         value.size == 1 and target.size > 1 and target.is_contiguous
     ):  # fills by a pattern of many values, so that a thread moves 16 bytes

@@ -226,7 +226,7 @@ def summary_of(manual: str) -> str:
 class Declaration:
     """The declaration of a kernel: its arguments, axes, compilations, cases and tolerances. It runs nothing."""
 
-    def __init__(self, function, grid, variants, filled, halved, fixed, derived, cases, tolerance, flops, draw):
+    def __init__(self, function, grid, variants, filled, halved, packed, fixed, derived, cases, tolerance, flops, draw):
         self.function = function
         self.name = self.__name__ = function.__name__
         self.__doc__ = manual_of(function)
@@ -247,6 +247,7 @@ class Declaration:
         self.variants = {axes: tuple(values) for axes, values in variants.items()}
         self.filled = filled
         self.halved = halved
+        self.packed = packed
         self.fixed = dict(fixed)
         self.unions = next((a.formats for a in self.arguments if a.is_union), ())
         self._tolerance = tolerance

@@ -95,6 +95,7 @@ def argument_rows(kernel: Kernel) -> list[list[str]]:
 def grid_words(kernel: Kernel) -> str:
     """Describe what the grid covers, and the sizes that are compiled in or fixed."""
     words = ["grid x, y, z over " + ", ".join(map(str, kernel.grid))]
+    words += ["along y up to one block more for each packed sequence"] * kernel.packed
     for axes, values in kernel.variants.items():
         sizes = ", ".join(" x ".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in values)
         words.append(

@@ -8,7 +8,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from .errors import AbiError, ArgumentError, DriverError, MachineError, OutOfMem
 from .files import module_kind, read_bytes
 from .pool import Pool
 from .ptx import parse
+from .staging import Staging
 from .turns import FORKED, End, Turn
 
 # The driver API version that toolkit 13.0 needs, and the driver that has it.
@@ -340,6 +341,9 @@ class DriverPacket(Packet):
             _call("cuLaunchKernel", *sizes, self.queue.native, 0, self.extra, about=about)
 
 
+_PRESENT = nullcontext()  # the block of a context that is current already
+
+
 class DriverBackend:
     """One CUDA device by its primary context, with a stream of the library's own. Safe to use from any thread."""
 
@@ -366,10 +370,12 @@ class DriverBackend:
         self._queues: WeakValueDictionary[int, Queue] = WeakValueDictionary()
         self._pool = Pool(self, self._all_queues, keep=os.environ.get("PTXRT_POOL", "1") != "0")
         self._context = _call("cuDevicePrimaryCtxRetain", _call("cuDeviceGet", device.ordinal))
+        self._context_number = int(self._context)
         self.packets: WeakSet[DriverPacket] = WeakSet()
         _backends.add(self)
         self.own_queue = self.new_queue()
         self._gathering: Queue | None = None
+        self._staging = Staging(self)
         self._captures: list[Queue] = []  # queues that graphs of this library capture
         self._handles_captured: set[int] = set()  # captured streams of other libraries; see `everything`
 
@@ -403,17 +409,22 @@ class DriverBackend:
             raise _error("cuPointerGetAttribute", self._driver.CUresult(code), f"{address:#x}")
         return ordinal.value
 
-    @contextmanager
     def _entered(self):
-        """Make the device's context current in the calling thread, and restore the thread's own afterwards.
+        """Make the device's context current in the calling thread for a `with` block that begins at once, and restore
+        the thread's own afterwards.
 
         A thread without a context keeps this one, as with the CUDA runtime: pushing and popping would cost more than a
         launch.
         """
-        present = int(_call("cuCtxGetCurrent"))
-        if present == int(self._context):
-            yield
-        elif not present:
+        result, *values = self._driver.cuCtxGetCurrent()
+        if not result.value and int(values[0]) == self._context_number:
+            return _PRESENT
+        return self._switched()
+
+    @contextmanager
+    def _switched(self):
+        """Do the same where another context, or none, is current."""
+        if not int(_call("cuCtxGetCurrent")):
             _call("cuCtxSetCurrent", self._context)
             yield
         else:
@@ -653,17 +664,33 @@ class DriverBackend:
             _call("cuCtxSynchronize", about=self.blame())
 
     def write(self, address: int, host: np.ndarray, stream=None) -> None:
-        """Copy a contiguous array to the device and wait, so that `host` may change."""
+        """Copy a contiguous array to the device; `host` may change afterwards.
+
+        Small arrays go by way of page-locked memory, without a wait; others wait for the stream. In a stream that is
+        captured the driver refuses this wait, so that no graph copies from memory that changes.
+        """
         queue = self.queue(stream)
         with self._entered():
-            _call("cuMemcpyHtoDAsync", address, host.ctypes.data, host.nbytes, queue.native, about=self.blame())
-            self._wait_for(queue)
+            if host.nbytes <= Staging.LARGEST and not self._is_capturing(queue):
+                self._staging.write(address, host, queue)
+            else:
+                self.copy_from_host(address, host.ctypes.data, host.nbytes, queue)
+                self._wait_for(queue)
+
+    def copy_from_host(self, address: int, source: int, nbytes: int, queue: Queue) -> None:
+        """Start a copy of the host's bytes at `source`, in the device's context."""
+        self.do("cuMemcpyHtoDAsync", address, source, nbytes, queue.native)
+
+    def page_locked(self, nbytes: int) -> int:
+        """Allocate memory of the host that the device reads directly; it is never freed."""
+        with self._relaxed():
+            return int(_call("cuMemHostAlloc", nbytes, 0, about=f"{nbytes} bytes of page-locked memory"))
 
     def read(self, address: int, host: np.ndarray, stream=None) -> None:
         """Fill a contiguous array from the device and wait for it."""
         queue = self.queue(stream)
         with self._entered():
-            _call("cuMemcpyDtoHAsync", host.ctypes.data, address, host.nbytes, queue.native, about=self.blame())
+            self.do("cuMemcpyDtoHAsync", host.ctypes.data, address, host.nbytes, queue.native)
             self._wait_for(queue)
 
     def copy(self, address: int, source: "DriverBackend", source_address: int, nbytes: int, queue: Queue) -> None:
@@ -802,7 +829,15 @@ class DriverBackend:
         return True
 
     def _wait_for(self, queue: Queue) -> None:
-        _call("cuStreamSynchronize", queue.native, about=self.blame())
+        self.do("cuStreamSynchronize", queue.native)
+
+    def do(self, function: str, *arguments) -> None:
+        """Call the driver, in the device's context; a failure may be that of an earlier launch. This is `_call` without
+        its result, for calls that are made often.
+        """
+        (result,) = getattr(self._driver, function)(*arguments)[:1]
+        if result.value:
+            raise _error(function, result, self.blame())
 
     def blame(self) -> str:
         """Return the words that messages about asynchronous errors add."""
@@ -862,6 +897,14 @@ class DriverBackend:
             _call("cuEventRecord", event.handle, queue.native)
         return event
 
+    def record(self, queue: Queue, event: Event | None) -> Event:
+        """Record the end of a queue in an event that nothing waits for, or in a new one that does not refer to the
+        queue. The device's context is current.
+        """
+        event = event or Event(self, self._spare_event(), False)
+        self.do("cuEventRecord", event.handle, queue.native)
+        return event
+
     def timed_event(self, queue: Queue) -> Event:
         """Record an event with a time at the end of a queue."""
         with self._entered():
@@ -878,7 +921,11 @@ class DriverBackend:
     def is_capturing(self, queue: Queue) -> bool:
         """Return whether a stream is being captured, by any library."""
         with self._entered():
-            result, *values = self._driver.cuStreamIsCapturing(queue.native)
+            return self._is_capturing(queue)
+
+    def _is_capturing(self, queue: Queue) -> bool:
+        """Do the same in the device's context."""
+        result, *values = self._driver.cuStreamIsCapturing(queue.native)
         if result.name == "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT":
             return False  # the legacy stream, while another stream is captured in global mode
         if result != self._driver.CUresult.CUDA_SUCCESS:
@@ -937,4 +984,4 @@ class _Graph(_Handle):
     def launch(self, queue: Queue) -> None:
         """Run it in a queue."""
         with self.backend.entered():
-            _call("cuGraphLaunch", self.handle, queue.native, about=self.backend.blame())
+            self.backend.do("cuGraphLaunch", self.handle, queue.native)

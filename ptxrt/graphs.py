@@ -40,6 +40,8 @@ class graph:
         self._modules: set[Any] = set()  # that must stay loaded
         self._turn = Lock()
         self._uses: dict[Memory, bool] = {}
+        # The queue that alone had used the graph's memory at a launch, and the count of changes then.
+        self._settled: tuple[Queue, int] | None = None
         self._receipts: list[Launch] = []
         self._receipt: Launch | None = None  # of the whole graph, once its block has ended
         self._state = "new"
@@ -102,11 +104,17 @@ class graph:
             return
         queue = self.backend.queue(stream)
         with self._turn:
-            for memory, write in self._uses.items():
-                readers = memory.readers
-                if memory.writer is not queue or (readers and (len(readers) > 1 or readers[0][0] is not queue)):
-                    memory.acquire(queue, write)
+            crossing = not queue.lasting  # whether other queues are involved, or the end of this one is to be recorded
+            settled = queue, Memory.changes
+            if self._settled != settled:
+                for memory, write in self._uses.items():
+                    if memory.writer is not queue or memory.readers:
+                        memory.acquire(queue, write)
+                        crossing = True
+                self._settled = None if crossing else settled
             announce(self.receipt, self.backend, queue, self._run, queue)
+            if not crossing:
+                return
             mark = self.backend.mark(queue)
             for memory, write in self._uses.items():
                 memory.release(queue, mark, write)

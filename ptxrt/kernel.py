@@ -24,6 +24,7 @@ def kernel(
     variants: Mapping[str, Sequence[int | tuple[int, ...]]] | None = None,
     filled: bool = False,
     halved: bool = False,
+    packed: bool = False,
     fixed: Mapping[str, int] | None = None,
     derived: Mapping[str, Callable[[Mapping[str, int]], int]] | None = None,
     cases: Sequence[Mapping[str, Any]] = (),
@@ -42,6 +43,8 @@ def kernel(
     halved: whether each entry has a variant ENTRY_half with the same parameters and bitwise equal results, whose
         blocks cover less of the grid. Launches of few blocks take it (launch.suits_halves). Targets where its blocks
         would cover as much do not have it.
+    packed: whether the second word of the grid counts rows of `sequences` sequences that are packed in one item of the
+        batch. No block has rows of two of them, so that there may be a block more for each (sequences.py).
     fixed: axes that have one size and need not be given.
     derived: for axes that depend on others, functions that return the size from the axes known so far, in an order
         in which all can be computed. The known axes include the axis itself if the call gives it. A derived axis may
@@ -63,6 +66,7 @@ def kernel(
             variants or {},
             filled,
             halved,
+            packed,
             fixed or {},
             derived or {},
             cases,

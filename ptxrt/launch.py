@@ -396,6 +396,8 @@ def grid_of(bound: Bound, tile: tuple[int, int, int]) -> tuple[int, int, int]:
     """Blocks along x, y, z that cover the declared axes by tiles; ArgumentError beyond the hardware's limits."""
     sizes = [dim.size(bound.axes) for dim in bound.kernel.grid]
     blocks = [-(-size // covered) for size, covered in zip(sizes, tile)]
+    if bound.kernel.packed:
+        blocks[1] += max(bound.axes["sequences"] - bound.axes["batch"], 0)
     for axis, dim, count, limit in zip("xyz", bound.kernel.grid, blocks, GRID_LIMITS):
         if count > limit:
             raise ArgumentError(

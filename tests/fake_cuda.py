@@ -64,6 +64,7 @@ class FakeCuda:
         self.programs = {}
         self.modules = set()
         self.destroyed = set()  # streams
+        self.page_locked = []
 
     @property
     def contexts(self):
@@ -237,6 +238,12 @@ class FakeCuda:
         self._in_context()
         self.cuCtxSynchronize()
         del self.memory[address]
+
+    def cuMemHostAlloc(self, nbytes, flags):
+        self._in_context()
+        assert nbytes > 0 and not flags
+        self.page_locked.append(ctypes.create_string_buffer(b"\xa5" * nbytes, nbytes))
+        return ctypes.addressof(self.page_locked[-1])
 
     def cuMemGetInfo(self):
         self._in_context()

@@ -194,6 +194,28 @@ def test_packed_sequences_equal_separate_calls(machine, rng, options):
     assert relative(out.transpose(0, 2, 1, 3), want) <= EXACT["bf16"]
 
 
+@pytest.mark.parametrize("sequences", [1, 3, 33, 1025])
+def test_blocks_of_packed_sequences_grow_with_the_rows(machine, rng, sequences):
+    """A block finds its sequence among any number, empty ones included, and every row of a group is computed."""
+    kernel, rows = ptxrt.kernels()["attention_bf16"], max(150, sequences * 3 // 2)
+    starts, key_starts = (
+        np.concatenate([[0], np.sort(rng.integers(0, n + 1, sequences - 1)), [n]]).astype(np.int32)
+        for n in (rows, rows + 50)
+    )
+    q, k, v = random_qkv(rng, 1, 2, rows, rows + 50, 32, heads_kv=1)
+    grouped = q.reshape(1, 1, 2, rows, 32).astype(BF16)
+    ends = dict(query_starts=starts[:-1], query_ends=starts[1:], key_starts=key_starts[:-1], key_ends=key_starts[1:])
+    with ptxrt.trace() as trace:
+        out = kernel(
+            *(grouped, k.astype(BF16), v.astype(BF16)),
+            **(ends | dict(out_f32=True, scale=32**-0.5, left=OPEN, right=OPEN, splits=1)),
+        )
+    want, _ = exact_attention(*rounded("bf16", q, k, v), cu_seqlens_q=starts, cu_seqlens_k=key_starts)
+    assert relative(out.reshape(want.shape), want) <= EXACT["bf16"]
+    (grid,) = (launch.grid for launch in trace.launches)
+    assert grid[0] == grid[2] == 1 and grid[1] <= 2 * rows // 16 + sequences
+
+
 @pytest.mark.parametrize("format", ["bf16", "mxfp8"])
 def test_masks_of_packed_sequences_have_the_whole_lengths(machine, rng, format):
     """Sequence i uses the part of the mask at its own rows and keys."""

@@ -16,6 +16,7 @@ import fake_cuda
 import ptxrt
 from ptxrt import backend, ops, selection
 from ptxrt.pool import LARGE, PAGE, Pool, rounded
+from ptxrt.staging import Staging
 from test_driver import RESULT, cuda, install  # noqa: F401
 
 transpose = ops.transpose.transpose_naive
@@ -459,9 +460,7 @@ def test_calls_that_are_remembered_are_checked_all_the_same(cuda):
     cuda.calls.clear()
     y = ptxrt.to_device(-numbers(4, 64))
     assert (
-        ptxrt.quantize(y, "mxfp4", out=q) is q
-        and cuda.names()[-1] == "cuLaunchKernel"
-        and len(waits_of_the_host(cuda)) == 1
+        ptxrt.quantize(y, "mxfp4", out=q) is q and cuda.names()[-1] == "cuLaunchKernel" and not waits_of_the_host(cuda)
     )
     np.testing.assert_array_equal(q.codes.to_numpy(), ptxrt.quantize(-numbers(4, 64), "mxfp4").codes)
     with pytest.raises(ptxrt.ArgumentError):
@@ -665,6 +664,104 @@ def test_graphs_refuse_what_cannot_be_gathered(either):
     with ptxrt.graph() as empty:
         pass
     empty.launch()
+
+
+# Small arrays of the host
+
+
+@pytest.mark.parametrize("stream", [None, "ours", 55], ids=str)
+def test_small_arrays_go_to_the_device_without_a_wait(cuda, stream):
+    """The array may change right away; more arrays than the staging memory holds wait for copies that lie back."""
+    stream = ptxrt.Stream() if stream == "ours" else stream
+    size = Staging.LARGEST // 4
+    host, arrays = np.empty(size, np.float32), []
+    for i in range(3 * Staging.PARTS * Staging.PART // Staging.LARGEST):
+        host[:] = i
+        arrays.append(ptxrt.to_device(host[: size - i % 2], stream=stream))
+        if i < Staging.PARTS * Staging.PART // Staging.LARGEST:
+            assert not waits_of_the_host(cuda)
+    host[:] = -1
+    assert set(waits_of_the_host(cuda)) == {"cuEventSynchronize"}
+    assert len(cuda.page_locked) == 1
+    for i, array in enumerate(arrays):
+        assert array.shape == (size - i % 2,) and (array.to_numpy(stream=stream) == i).all()
+
+
+@pytest.mark.parametrize("stream", [None, "ours", 55], ids=str)
+def test_what_uses_an_upload_waits_for_it(cuda, stream):
+    """In another stream, and when the memory is used again."""
+    stream = ptxrt.Stream() if stream == "ours" else stream
+    x = ptxrt.to_device(numbers(4, 5), stream=stream)
+    np.testing.assert_array_equal(transpose(x, stream=66).to_numpy(stream=66), numbers(4, 5).T)
+    ptxrt.to_device(-numbers(4, 5), stream=stream)  # freed before it has arrived
+    y = ptxrt.empty((4, 5), np.float32)
+    y[...] = numbers(4, 5)
+    ptxrt.synchronize()
+    ptxrt.synchronize(stream=stream)
+    np.testing.assert_array_equal(y.to_numpy(), numbers(4, 5))
+
+
+def test_staging_memory_waits_for_every_queue(cuda):
+    """Also for streams of which no reference is left."""
+    host, arrays = np.empty(Staging.LARGEST // 4, np.float32), []
+    for i in range(3 * Staging.PARTS * Staging.PART // Staging.LARGEST):
+        host[:] = i
+        stream = ptxrt.Stream()
+        arrays.append(ptxrt.to_device(host, stream=stream))
+        del stream
+    gc.collect()
+    for i, array in enumerate(arrays):
+        assert (array.to_numpy() == i).all()
+
+
+def test_large_arrays_wait(cuda):
+    host = numbers(Staging.LARGEST // 4 + 1)
+    x = ptxrt.to_device(host)
+    assert waits_of_the_host(cuda) == ["cuStreamSynchronize"] and not cuda.page_locked
+    np.testing.assert_array_equal(x.to_numpy(), host)
+
+
+def test_a_row_major_part_is_written_without_a_launch(cuda):
+    """In the order of the stream, after earlier uses in others and before later ones, without a wait of the host."""
+    host = numbers(6, 8)
+    x, other = ptxrt.to_device(host), ptxrt.Stream()
+    y = transpose(x, stream=other)
+    cuda.calls.clear()
+    for key, value in ((2, -host[2]), (np.s_[3:5], np.ones((1, 2, 8), np.float32)), (np.s_[5, 3:4], [7.0])):
+        x[key] = value
+        host[key] = value
+    names = cuda.names()
+    assert names.count("cuMemcpyHtoDAsync") == 3 and "cuLaunchKernel" not in names and not waits_of_the_host(cuda)
+    assert names.index("cuStreamWaitEvent") < names.index("cuMemcpyHtoDAsync")
+    np.testing.assert_array_equal(transpose(x, stream=other).to_numpy(), host.T)
+    np.testing.assert_array_equal(y.to_numpy(), numbers(6, 8).T)
+
+
+def test_a_captured_stream_takes_no_copy_from_staging_memory(cuda):
+    cuda.captures[88] = []
+    with pytest.raises(AssertionError, match="a wait for a stream that is captured"):  # as the driver refuses it
+        ptxrt.to_device(numbers(2, 3), stream=88)
+    assert not cuda.page_locked
+
+
+def test_a_graph_that_one_stream_has_launched_waits_for_others(cuda):
+    """After launches that depended on nothing else, a write and a read in another stream are waited for."""
+    x, y, other = ptxrt.to_device(numbers(4, 5)), ptxrt.empty((5, 4), np.float32), ptxrt.Stream()
+    with ptxrt.graph() as graph:
+        transpose(x, y=y)
+    for _ in range(3):
+        graph.launch()
+    np.testing.assert_array_equal(y.to_numpy(), numbers(4, 5).T)
+    transpose(transpose(ptxrt.to_device(-numbers(4, 5))), y=x, stream=other)
+    graph.launch()
+    np.testing.assert_array_equal(y.to_numpy(), -numbers(4, 5).T)
+    for _ in range(3):
+        graph.launch()
+    before = transpose(y, stream=other)
+    x[...] = numbers(4, 5)
+    graph.launch()
+    np.testing.assert_array_equal(before.to_numpy(), -numbers(4, 5))
+    np.testing.assert_array_equal(y.to_numpy(), numbers(4, 5).T)
 
 
 def test_somebody_elses_capture_is_left_alone(cuda):

@@ -11,8 +11,10 @@
 #include "../tile/block_tiles.cuh"
 #include "../tile/format.cuh"
 #include "../tile/fragment.cuh"
+#include "../tile/search.cuh"
 #include "../tile/shared.cuh"
 #include "problem.cuh"
+#include "sequences.cuh"
 #include "softmax.cuh"
 
 namespace op {
@@ -528,6 +530,19 @@ __device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling:
     });
 }
 
+// The place of a block in the grid that Problem expects, which has a plane (z) for each sequence. The grid here has a
+// plane for each item of the batch. Packed sequences, all in one plane, have blocks of `rows` rows of their own
+// (sequences.cuh), so that the number of blocks grows with the rows, not with rows times sequences. Called by whole
+// warps.
+template <int rows>
+__device__ inline uint3 place_of_unit(const AttentionOptions &options, uint3 block) {
+    if (!options.query_starts) return block;
+    const int last = gridDim.y - 1, unit = last - block.y;
+    auto first = [&](int i) { return first_unit(__ldg(options.query_starts + i) * options.group, i, rows); };
+    const int sequence = tile::last_that_holds(options.sequences, [&](int i) { return first(i) <= unit; });
+    return make_uint3(block.x, last - (unit - first(sequence)), sequence);
+}
+
 // O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys). Returns whether
 // any sums were too small: then the block calls this once more with `again`.
 template <class Tiling>
@@ -542,8 +557,8 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
     using Softmax = OnlineSoftmaxIn16Bits<Element, Tiling::slices, Tiling::dim_v>;
 
     // Which rows, and which tiles of keys they see.
-    const Problem problem(options,
-                          Softmax::lowered ? ptx::block() : uint3(blockIdx));   // of this pass: see ptx::block()
+    const uint3 block = Softmax::lowered ? ptx::block() : uint3(blockIdx);   // of this pass: see ptx::block()
+    const Problem problem(options, place_of_unit<Tiling::rows>(options, block));
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);

@@ -208,10 +208,11 @@ ROW_SUMS = Tolerance("float32 scores and sums, exponents in steps of 2^-17, appr
 
 
 @kernel(
-    grid="splits*heads_kv group*queries sequences",
+    grid="splits*heads_kv group*queries batch",
     variants={"dim dim_v": HEAD_DIMS},
     filled=True,
     halved=True,
+    packed=True,
     cases=[
         *(_case(dim=dim, dim_v=dim_v, right=0, out_bf16=True, lse=True) for dim, dim_v in HEAD_DIMS),
         _case(
@@ -230,7 +231,9 @@ ROW_SUMS = Tolerance("float32 scores and sums, exponents in steps of 2^-17, appr
             format="bf16",
         ),
         _case(batch=3, queries=5, keys=150, right=0, key_ends=True, out_f32=True, lse=True, format="bf16"),
-        _case(heads_kv=2, group=2, queries=75, keys=95, sequences=3, right=0, **PACKED, out_f32=True, lse=True),
+        _case(heads_kv=2, group=2, queries=225, keys=240, sequences=3, right=0, **PACKED, out_f32=True, lse=True),
+        # more sequences than lanes of a warp, which searches them
+        _case(group=4, queries=300, keys=95, sequences=70, **PACKED, out_f32=True, format="bf16"),
         _case(
             heads_kv=2,
             group=2,
@@ -319,11 +322,11 @@ def attention_bf16(
     softcap: if above 0, scores become softcap tanh(score / softcap). Then the mask is added. A key is hidden by a mask
     of -inf, by a 0 in `allowed`, or by the window: key j of a sequence is visible to its query i if -left <= j - (i +
     keys - queries) <= right. sinks: one logit for each head; its exponential is added to the denominator.
-    Sequences: each batch item, or with query_starts and query_ends, runs of rows of a single batch item. key_ends
-    without the others is the number of keys of each batch item. Rows outside of all sequences are not written. `lse` is
-    the natural logarithm of the denominator; rows without keys give 0 and -inf. partial, row_max and row_sum replace
-    all other outputs: the keys of each sequence are split into `splits` runs of whole units of 64, and each run is
-    summed separately, relative to 2**row_max with a whole row_max. `attention_merge` finishes.
+    Sequences: each batch item, or with query_starts and query_ends, runs of rows of a single batch item, one after the
+    other. key_ends without the others is the number of keys of each batch item. Rows outside of all sequences are not
+    written. `lse` is the natural logarithm of the denominator; rows without keys give 0 and -inf. partial, row_max and
+    row_sum replace all other outputs: the keys of each sequence are split into `splits` runs of whole units of 64, and
+    each run is summed separately, relative to 2**row_max with a whole row_max. `attention_merge` finishes.
     """
     options = dict(scale=scale, softcap=softcap, left=left, right=right, mask=mask, allowed=allowed, sinks=sinks)
     sequences = dict(query_starts=query_starts, query_ends=query_ends, key_starts=key_starts, key_ends=key_ends)

@@ -1,0 +1,82 @@
+"""`Staging`: page-locked memory of the host, through which small arrays go to a device without a wait."""
+
+from __future__ import annotations
+
+import ctypes
+from threading import Lock
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from .backend import Queue
+
+
+class Device(Protocol):
+    """The interface of a device to its staging memory."""
+
+    def page_locked(self, nbytes: int) -> int:
+        """Allocate memory of the host that the device reads directly."""
+        ...
+
+    def copy_from_host(self, address: int, source: int, nbytes: int, queue: Queue) -> None:
+        """Start a copy of the host's bytes at `source`."""
+        ...
+
+    def record(self, queue: Queue, event: Any) -> Any:
+        """Record the end of a queue in an event, or in a new one for None."""
+        ...
+
+    def reached(self, mark: Any, wait: bool = False) -> bool:
+        """Wait for an event."""
+        ...
+
+
+class Part:
+    """A part of the memory, filled from its start on. events: one after the last copy from it in each queue."""
+
+    def __init__(self, start: int, memory: np.ndarray):
+        self.start, self.memory, self.used = start, memory, 0
+        self.events: list[Any] = []
+        self.latest: WeakKeyDictionary[Queue, Any] = WeakKeyDictionary()
+
+
+class Staging:
+    """Parts of page-locked memory, filled in turn. A part is filled again once all copies from it are done."""
+
+    # Bytes of a part, and of the largest array that goes this way. The driver copies larger ones from pageable memory
+    # about as fast.
+    PARTS, PART, LARGEST, ALIGNMENT = 4, 1 << 18, 1 << 16, 64
+
+    def __init__(self, device: Device):
+        self._device = device
+        self._turn = Lock()
+        self._parts: list[Part] = []  # the first one is being filled
+
+    def write(self, address: int, host: np.ndarray, queue: Queue) -> None:
+        """Start a copy of a contiguous array of at most LARGEST bytes to the device; `host` may change afterwards."""
+        with self._turn:
+            part = self._part(host.nbytes)
+            used, nbytes = part.used, host.nbytes
+            part.used += -(-nbytes // self.ALIGNMENT) * self.ALIGNMENT
+            part.memory[used : used + nbytes] = host.reshape(-1).view(np.uint8)
+            self._device.copy_from_host(address, part.start + used, nbytes, queue)
+            known = part.latest.get(queue)
+            event = self._device.record(queue, known)
+            if known is None:
+                part.latest[queue] = event
+                part.events.append(event)
+
+    def _part(self, nbytes: int) -> Part:
+        """Return the part that has room for `nbytes`."""
+        if not self._parts:
+            start = self._device.page_locked(self.PART * self.PARTS)
+            for place in range(start, start + self.PART * self.PARTS, self.PART):
+                memory = np.frombuffer((ctypes.c_char * self.PART).from_address(place), np.uint8)
+                self._parts.append(Part(place, memory))
+        if self._parts[0].used + nbytes > self.PART:
+            oldest = self._parts[1]
+            for event in oldest.events:
+                self._device.reached(event, wait=True)
+            self._parts = [Part(oldest.start, oldest.memory), *self._parts[2:], self._parts[0]]
+        return self._parts[0]
