@@ -838,11 +838,19 @@ BUGS = [
     ),
     Bug(
         "around",
-        "the_last_run_of_segments_left_out",
+        "a_team_adds_the_pieces_of_its_neighbors",
+        "attention_merge",
+        "tile/team.cuh",
+        "ptx::shfl_sync_bfly_f32(value, distance << log_items)",
+        "ptx::shfl_sync_bfly_f32(value, distance)",
+    ),
+    Bug(
+        "around",
+        "every_member_keeps_the_last_node",
         "attention_merge",
         "op/merge.cuh",
-        "with(of_run(2).with(of_run(3)))",
-        "with(of_run(2))",
+        "split - begin + step < segments.splits && team.member() == level",
+        "split - begin + step < segments.splits",
     ),
     Bug(
         "around",
@@ -857,8 +865,8 @@ BUGS = [
         "what_is_left_at_the_end_is_added_twice",
         "attention_merge",
         "op/merge.cuh",
-        "for (++level; batches - 1 >> level; ++level)",
-        "for (level = 0; batches - 1 >> level; ++level)",
+        "for (++level; teams - 1 >> level; ++level)",
+        "for (level = 0; teams - 1 >> level; ++level)",
     ),
     Bug(
         "around",
