@@ -5,8 +5,7 @@
 #define STRIDES(name) int64_t name##_batch, int64_t name##_head, int64_t name##_query, int64_t name##_column
 #define STRIDED(name) {name, name##_batch, name##_head, name##_query, name##_column}
 
-KERNEL(attention_merge, .threads = {op::merge_threads}, .shared_bytes = sizeof(op::MergeShared),
-       .tile = {op::merge_tile})
+KERNEL(attention_merge, .threads = {op::merge_threads}, .tile = {op::merge_tile})
 (const float *partial,      // [splits, batch, heads, queries, width]
  const float *row_max,      // [splits, batch, heads, queries]
  const float *row_sum,      // the same or null
@@ -22,8 +21,7 @@ KERNEL(attention_merge, .threads = {op::merge_threads}, .shared_bytes = sizeof(o
  float *merged_sum,         // the same
  int natural, int splits, int batch, int heads, int queries, int width, int heads_kv, int dim_v, STRIDES(out_bf16),
  STRIDES(out_f16), STRIDES(out_f32)) {
-    op::merge(shared<op::MergeShared>(),
-              {partial, row_max, row_sum, exact_sum, sinks, row_shift, v_global, natural != 0, splits, batch, heads,
+    op::merge({partial, row_max, row_sum, exact_sum, sinks, row_shift, v_global, natural != 0, splits, batch, heads,
                queries, at_least_one(heads_kv), width, dim_v},
               {STRIDED(out_bf16), STRIDED(out_f16), STRIDED(out_f32), lse, merged_max, merged_sum});
 }

@@ -4,8 +4,8 @@
 // A block computes 16 rows of one head of K and V. Each of its four warps has chunks of the keys of its own and a ring
 // of units in flight. The block adds four chunks to a node, which it writes. The result of a row depends only on the
 // row and on the keys that it sees: see tree.cuh. Formats and places of keys are chosen at run time, once a batch, so
-// any format of keys combines with any format of values. Complete units within one page are copied in whole rounds of
-// the warp, others row by row.
+// any format of keys combines with any format of values. Units within one page are copied in whole rounds of the warp,
+// others row by row.
 #pragma once
 
 #include <cstdint>
@@ -231,13 +231,15 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     const int ring_end = ring.begin + ring.slots * ring.slot_bytes;
     UnitCursor<units> coming(first_node, end_node, first_tile, end_tile, warp);
     int filled = ring.begin;   // offset of the next slot
-    // The pages of the units of a tile: lanes i, i + 4, ... hold that of unit i. They are loaded one tile ahead.
-    const auto pages_of = [&](const UnitCursor<units> &cursor) {
-        if (table.shift < 0 || !cursor.there()) return 0;
-        return table.page_of(
-            min(cursor.tile * Tiling::keys + tile::lane_unit<units>() * tile::cached_rows, end_key - 1));
+    // The pages of the units of this warp's chunk of a node: lanes i and i + 16 hold that of unit i. They are loaded
+    // one node ahead.
+    constexpr int chunk_units = chunk_keys / tile::cached_rows;
+    const auto pages_of = [&](int node) {
+        if (table.shift < 0 || node >= end_node) return 0;
+        const int unit = (node * node_chunks + warp) * chunk_units + tile::lane_unit<chunk_units>();
+        return table.page_of(max(min(unit * tile::cached_rows, end_key - 1), first_key));
     };
-    int pages_here = 0, pages_next = pages_of(coming);
+    int pages_here = 0, pages_next = pages_of(coming.node);
     const uint32_t arena_address = static_cast<uint32_t>(__cvta_generic_to_shared(arena));
     // Copies a unit row by row.
     const auto fetch_unit = [&](int part, char *unit) {
@@ -277,19 +279,21 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         if (coming.part < units) copy(cached.k, k_rows, std::true_type{});
         else copy(cached.v, v_rows, std::false_type{});
     };
-    // Copies a batch of units, each within one page, from key `first` on.
+    // Copies a batch of units, each within one page, from key `first` on. Keys that no row sees become zeros.
     const auto fetch_whole = [&](int part, int first, const RowFormat of, const PagedRows &from, auto keys) {
         tile::with_format<Element>(of, [&](auto format) {
             using Format = decltype(format);
 #pragma unroll 1
             for (int i = 0; i < Tiling::template batch<Format>; ++i) {
-                const int page = tile::of_unit(pages_here, part + i), row = table.row_of(first + i * tile::cached_rows);
+                const int key = first + i * tile::cached_rows, page = tile::of_unit(pages_here, part + i),
+                          row = table.row_of(key);
+                const typename Units::Shown shown{first_key - key, end_key - key};
                 const uint32_t unit = arena_address + filled + i * Units::template row_bytes<Format>();
                 Units::copy_whole(
-                    unit, keys, from.chunks, from.code_strides.token,
+                    unit, keys, shown, from.chunks, from.code_strides.token,
                     [&](unsigned of_unit) { return from.code_strides.row(from.codes, page, row + of_unit); }, format);
                 Units::copy_whole_scales(
-                    unit, from.scale_bytes, from.scale_strides.token, keys ? k_packed : v_packed,
+                    unit, shown, from.scale_bytes, from.scale_strides.token, keys ? k_packed : v_packed,
                     [&](unsigned of_unit) { return from.scale_strides.row(from.scales, page, row + of_unit); }, format);
             }
         });
@@ -304,17 +308,18 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     const auto fetch = [&]() __attribute__((always_inline)) {   // a tile is a whole number of batches
         if (coming.there()) {
             const int part = coming.part % units, first = coming.tile * Tiling::keys + part * tile::cached_rows;
-            if (coming.part == 0) {
+            if (coming.part == 0 && (coming.tile == first_tile || coming.tile % (chunk_units / units) == 0)) {
                 pages_here = pages_next;
-                UnitCursor<units> after = coming;
-                after.next_tile();
-                pages_next = pages_of(after);
+                pages_next = pages_of(coming.node + 1);
             }
             const bool keys = coming.part < units;
             const int batch = keys ? ring.k_batch : ring.v_batch;
-            if ((keys ? k_whole : v_whole) && first >= first_key && first + batch * tile::cached_rows <= end_key) {
-                if (keys) fetch_whole(part, first, cached.k.format, k_rows, std::true_type{});
-                else fetch_whole(part, first, cached.v.format, v_rows, std::false_type{});
+            // Packed scales of two rows are copied at once, so both rows must be keys that rows of Q see.
+            const bool all_shown = first >= first_key && first + batch * tile::cached_rows <= end_key;
+            if ((keys ? k_whole : v_whole) && (all_shown || !(keys ? k_packed : v_packed))) {
+                const int unit = coming.tile * units % chunk_units + part;
+                if (keys) fetch_whole(unit, first, cached.k.format, k_rows, std::true_type{});
+                else fetch_whole(unit, first, cached.v.format, v_rows, std::false_type{});
             } else {
                 const CachedArray &array = keys ? cached.k : cached.v;
                 const int bytes =
@@ -540,7 +545,9 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             }
         };
 #pragma unroll
-        for (int level = 1; level < Tiling::warps; level *= 2)
+        for (int level = 1; level < Tiling::warps; level *= 2) {
+            // Right sides behind the last key add nothing.
+            if ((node * node_chunks + level) * (chunk_units / units) >= end_tile) continue;
 #pragma unroll
             for (int first = 0; first < dim / 8; first += Tiling::exchanged / 8) {
                 if (warp % (2 * level) == level) send(node_of(warp), first);
@@ -548,6 +555,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 if (warp % (2 * level) == 0) take(node_of(warp + level), first);
                 ptx::bar_sync();   // all threads have read them
             }
+        }
         // Warp 0 writes the node.
         if (warp != 0) continue;
 #pragma unroll

@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "../kernel.cuh"
-#include "../ptx/barrier.cuh"
 #include "../ptx/math.cuh"
 #include "../tile/format.cuh"
+#include "../tile/team.cuh"
 #include "cast.cuh"
 #include "problem.cuh"
 #include "tree.cuh"
@@ -15,13 +15,9 @@
 namespace op {
 
 constexpr int merge_columns = 4;   // of a thread: 16 bytes of a segment's row
-constexpr int merge_pieces =
-    64;   // pieces of merge_columns columns per block: few, so that few rows occupy many multiprocessors
-constexpr int merge_runs = 4;     // of segments, each with threads and a node of its own
-constexpr int merge_batch = 4;    // segments that a thread loads at once; their sum is a node, too
-constexpr int merge_levels = 8;   // of the tree over a run's batches: enough for 4096 segments
-constexpr int merge_threads = merge_pieces * merge_runs;
-constexpr int merge_tile = merge_pieces * merge_columns;
+constexpr int merge_batch = 4;     // segments that a thread loads at once
+constexpr int merge_threads = 128;
+constexpr int merge_tile = merge_threads * merge_columns;
 
 // Some columns of a row of a node: values, row_sum and exact_sum.
 template <int columns>
@@ -38,24 +34,14 @@ struct Piece {
         for (int i = 0; i < columns + 2; ++i) result.value[i] = sum.add(value[i], right.value[i]);
         return result;
     }
-};
 
-struct MergeShared {
-    float max[merge_runs][merge_pieces];
-    float pending[merge_levels][merge_columns + 3][merge_threads];   // left nodes that wait for their right siblings
-
-    template <int columns>
-    __device__ void put(int level, const Piece<columns> &piece) {
-        pending[level][0][threadIdx.x] = piece.max;
+    // Each number replaced by body(number).
+    template <class Body>
+    __device__ Piece each(Body &&body) const {
+        Piece result{body(max), {}};
 #pragma unroll
-        for (int i = 0; i < columns + 2; ++i) pending[level][1 + i][threadIdx.x] = piece.value[i];
-    }
-    template <int columns>
-    __device__ Piece<columns> get(int level, int thread) const {
-        Piece<columns> piece{pending[level][0][thread], {}};
-#pragma unroll
-        for (int i = 0; i < columns + 2; ++i) piece.value[i] = pending[level][1 + i][thread];
-        return piece;
+        for (int i = 0; i < columns + 2; ++i) result.value[i] = body(value[i]);
+        return result;
     }
 };
 
@@ -108,82 +94,86 @@ struct Merged {
 };
 
 // Merges `columns` columns of a row, from element `first` of all rows on, and with column 0 the row's maximum and sums.
-// Called by the whole block; thread p of each run has the same piece.
+// The members of a team have the same piece and share its segments: each adds merge_batch neighbors. Called by all
+// lanes of a warp.
 template <int columns>
-__device__ inline void merge_piece(MergeShared &shared, const Segments &segments, const Merged &merged, int64_t first) {
-    // The segments of this thread's run.
-    const int run = threadIdx.x / merge_pieces, piece = threadIdx.x % merge_pieces;
-    const int64_t rows = segments.rows(), row = first / segments.dim_v, column = first % segments.dim_v;
-    int run_size = 1;   // a power of two
-    while (run_size * merge_runs < segments.splits) run_size *= 2;
-    const int begin = min(run * run_size, segments.splits);
-    const int end = row < rows ? min(begin + run_size, segments.splits) : begin;
+__device__ inline void merge_piece(const tile::Team &team, const Segments &segments, const Merged &merged,
+                                   int64_t first) {
+    const int64_t rows = segments.rows(), row = first / segments.dim_v, column = first - row * segments.dim_v;
+    const int begin = team.member() * merge_batch, step = team.size * merge_batch;   // this lane's; of the team
+    const int end = row < rows ? segments.splits : 0;
 
     // The largest logarithm of all segments, relative to which those in units of e are summed.
-    const int64_t at = begin * rows + row;
-    float top = -INFINITY;   // of all segments
+    float top = -INFINITY;
     if (segments.natural) {
-        const float *max_at = segments.row_max + at;
-        for (int split = begin; split < end; ++split, max_at += rows) top = ptx::max_nan_f32(top, *max_at);
-        shared.max[run][piece] = top;
-        ptx::bar_sync();   // all threads see the maxima of all runs
-#pragma unroll
-        for (int other = 0; other < merge_runs; ++other) top = ptx::max_nan_f32(top, shared.max[other][piece]);
+        for (int split = begin; split < end; split += step)
+            for (int i = 0; i < merge_batch && split + i < end; ++i)
+                top = ptx::max_nan_f32(top, segments.row_max[(split + i) * rows + row]);
+        for (int distance = 1; distance < team.size; distance *= 2)
+            top = ptx::max_nan_f32(top, team.partner(top, distance));
     }
 
-    // Loads one segment, relative to an integer maximum.
+    // Loads neighboring segments, relative to integer maxima. All loads of maxima are in flight at once, then all
+    // others.
     const bool has_sums = segments.row_sum || segments.exact_sum;
     struct alignas(columns * sizeof(float)) Part {
         float element[columns];
     };
-    const auto segment = [&](int split) {
-        if (split >= end) return Piece<columns>::none();
-        const int64_t place = split * rows + row;
-        const float max = segments.row_max[place];
-        if (max == -INFINITY) return Piece<columns>::none();   // its values may be anything
-        const Part part = *reinterpret_cast<const Part *>(segments.partial + place * segments.width + column);
-        const float sum = segments.row_sum ? segments.row_sum[place] : 1.0f;
-        const float exact = segments.exact_sum ? segments.exact_sum[place] : has_sums ? sum : 1.0f;
-        Piece<columns> result{segments.natural ? 0.0f : ceilf(max), {}};
-        // Below 2^-200 a segment adds nothing, and exp_f32 overflows at -2^127.
-        const float weight = segments.natural    ? max - top < -200.0f ? 0.0f : exp_f32(max - top)
-                             : max == result.max ? 1.0f
-                                                 : ptx::ex2_approx_ftz_f32(max - result.max);
+    const auto load = [&](Piece<columns>(&some)[merge_batch], int split) {
+        float max[merge_batch], sum[merge_batch], exact[merge_batch];
+        Part part[merge_batch];
 #pragma unroll
-        for (int i = 0; i < columns; ++i) result.value[i] = part.element[i] * weight;
-        result.value[columns] = sum * weight;
-        result.value[columns + 1] = exact * weight;
-        return result;
+        for (int i = 0; i < merge_batch; ++i)
+            max[i] = split + i < end ? segments.row_max[(split + i) * rows + row] : -INFINITY;
+#pragma unroll
+        for (int i = 0; i < merge_batch; ++i) {
+            if (max[i] == -INFINITY) continue;   // its values may be anything
+            const int64_t place = (split + i) * rows + row;
+            part[i] = *reinterpret_cast<const Part *>(segments.partial + place * segments.width + column);
+            sum[i] = segments.row_sum ? segments.row_sum[place] : 1.0f;
+            exact[i] = segments.exact_sum ? segments.exact_sum[place] : has_sums ? sum[i] : 1.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < merge_batch; ++i) {
+            some[i] = Piece<columns>::none();
+            if (max[i] == -INFINITY) continue;
+            some[i].max = segments.natural ? 0.0f : ceilf(max[i]);
+            // Below 2^-200 a segment adds nothing, and exp_f32 overflows at -2^127.
+            const float weight = segments.natural        ? max[i] - top < -200.0f ? 0.0f : exp_f32(max[i] - top)
+                                 : max[i] == some[i].max ? 1.0f
+                                                         : ptx::ex2_approx_ftz_f32(max[i] - some[i].max);
+#pragma unroll
+            for (int j = 0; j < columns; ++j) some[i].value[j] = part[i].element[j] * weight;
+            some[i].value[columns] = sum[i] * weight;
+            some[i].value[columns + 1] = exact[i] * weight;
+        }
     };
 
-    // The binary tree over the segments of this run, then over the runs of the block.
-    Piece<columns> node = Piece<columns>::none();
-    int batches = 0;
-    for (int split = begin; split < end; split += merge_batch, ++batches) {
+    // The binary tree over the segments of a lane, then over the team. Nodes of teams that are left siblings wait in
+    // `pending`: member i has that of level i, of up to 6.
+    Piece<columns> node = Piece<columns>::none(), pending;
+    int teams = 0;   // added before
+    for (int split = begin; split - begin < segments.splits; split += step, ++teams) {
         Piece<columns> some[merge_batch];
-#pragma unroll
-        for (int i = 0; i < merge_batch; ++i) some[i] = segment(split + i);
+        load(some, split);
         node = some[0].with(some[1]).with(some[2].with(some[3]));
+        for (int distance = 1; distance < team.size; distance *= 2) {
+            const Piece<columns> other = node.each([&](float value) { return team.partner(value, distance); });
+            node = team.member() & distance ? other.with(node) : node.with(other);
+        }
         int level = 0;
-        for (; batches >> level & 1; ++level) node = shared.get<columns>(level, threadIdx.x).with(node);
-        if (split + merge_batch < end) shared.put(level, node);
+        for (; teams >> level & 1; ++level) node = pending.each([&](float x) { return team.of(x, level); }).with(node);
+        if (split - begin + step < segments.splits && team.member() == level) pending = node;
     }
-    if (batches) {   // the right edge, smallest nodes first; `node` holds the last batch and its level
-        int level = 0;
-        while (batches - 1 >> level & 1) ++level;
-        for (++level; batches - 1 >> level; ++level)
-            if (batches - 1 >> level & 1) node = shared.get<columns>(level, threadIdx.x).with(node);
-    }
-    ptx::bar_sync();   // all threads have read the pending nodes
-    shared.put(0, node);
-    ptx::bar_sync();   // all threads see the nodes of all runs
-    if (run != 0 || row >= rows) return;
-    const auto of_run = [&](int other) { return shared.get<columns>(0, other * merge_pieces + piece); };
-    node = node.with(of_run(1)).with(of_run(2).with(of_run(3)));
+    int level = 0;   // the right edge, smallest nodes first; `node` holds the last one and its level
+    while (teams - 1 >> level & 1) ++level;
+    for (++level; teams - 1 >> level; ++level)
+        if (teams - 1 >> level & 1) node = pending.each([&](float x) { return team.of(x, level); }).with(node);
+    if (team.member() != 0 || row >= rows) return;
 
     // Add the row's shift, and its sink.
-    const int64_t query = row % segments.queries, head = row / segments.queries % segments.heads;
-    const int64_t batch = row / segments.queries / segments.heads;
+    const int64_t all_heads = row / segments.queries, query = row - all_heads * segments.queries;
+    const int64_t batch = all_heads / segments.heads, head = all_heads - batch * segments.heads;
     float shift = 0.0f;   // of all scores, in units of log2
     if (segments.row_shift && node.value[columns] != 0.0f) shift = segments.row_shift[row] * log2_e;
     const float whole_shift = ceilf(shift), part_shift = shift - whole_shift;
@@ -216,18 +206,23 @@ __device__ inline void merge_piece(MergeShared &shared, const Segments &segments
     if (merged.sum) merged.sum[row] = total * part;
 }
 
-// Merges the segments in their order. A block takes merge_tile elements of all rows.
-__device__ inline void merge(MergeShared &shared, const Segments &segments, const Merged &merged) {
-    const int64_t first = int64_t(blockIdx.x) * merge_tile + threadIdx.x % merge_pieces * merge_columns;
+// How many lanes share a piece: enough to load up to 64 segments at once.
+__device__ inline int merge_team(int splits) {
+    const int least = ceil_div(splits, merge_batch);
+    return least > 8 ? 16 : least > 4 ? 8 : least > 2 ? 4 : least;
+}
+
+// Merges the segments in their order. The grid has a thread for each member of the team of each piece.
+__device__ inline void merge(const Segments &segments, const Merged &merged) {
+    const tile::Team team(merge_team(segments.splits));
+    const int64_t first = team.item(int64_t(blockIdx.x) * merge_threads + threadIdx.x) * merge_columns;
     if (segments.dim_v % merge_columns == 0 && segments.width % merge_columns == 0) {
-        merge_piece<merge_columns>(shared, segments, merged, first);
+        merge_piece<merge_columns>(team, segments, merged, first);
         return;
     }
 #pragma unroll 1
-    for (int i = 0; i < merge_columns; ++i) {
-        merge_piece<1>(shared, segments, merged, first + i);   // a piece may span two rows
-        ptx::bar_sync();                                       // all threads have read the nodes
-    }
+    for (int i = 0; i < merge_columns; ++i)
+        merge_piece<1>(team, segments, merged, first + i);   // a piece may span two rows
 }
 
 }   // namespace op

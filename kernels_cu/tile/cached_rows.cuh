@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "../kernel.cuh"
+#include "../ptx/access.cuh"
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/cvt.cuh"
@@ -292,12 +293,20 @@ struct CachedUnits {
         }
     }
 
+    // Which of the rows of a unit are copied, [begin, end); the others become zeros.
+    struct Shown {
+        int begin, end;
+        __device__ bool has(int row) const { return unsigned(row - begin) < unsigned(end - begin); }
+    };
+
     // The same for 16 tokens `stride` bytes apart, in whole rounds of a warp. row_of(row) is the address of a row,
     // which has `present` chunks.
     template <class Format, class RowOf>
-    __device__ static void copy_whole(uint32_t unit, bool keys, int present, unsigned stride, RowOf &&row_of, Format) {
+    __device__ static void copy_whole(uint32_t unit, bool keys, const Shown &shown, int present, unsigned stride,
+                                      RowOf &&row_of, Format) {
         constexpr int row_chunks = dim * Format::bits / 128, rows = 32 / row_chunks;   // of a round
-        const unsigned lane = ptx::laneid(), row = lane / row_chunks;
+        // No part of the addresses may occupy registers from one batch to the next.
+        const unsigned lane = ptx::of_this_branch(ptx::laneid()), row = lane / row_chunks;
         const int chunk = lane % row_chunks;
         const uint32_t first = unit + 16 * place(row_chunks, keys, row, chunk);   // units are 128-byte aligned
         const char *from = row_of(row) + 16 * chunk;
@@ -307,7 +316,8 @@ struct CachedUnits {
                                                                                 : row_chunks == 4 ? 1
                                                                                                   : 2;
             const int turned = rows * round >> shift & mask;   // no bit of which is set in row >> shift
-            ptx::cp_async_cg_16((first ^ 16 * turned) + 512 * round, from, chunk < present);
+            ptx::cp_async_cg_16((first ^ 16 * turned) + 512 * round, from,
+                                chunk < present && shown.has(row + rows * round));
             from += static_cast<unsigned long long>(rows) * stride;
         }
     }
@@ -339,13 +349,13 @@ struct CachedUnits {
         }
     }
 
-    // The scales of these tokens, 4-byte aligned or packed, with `present` bytes each.
+    // The scales of these tokens, 4-byte aligned, with `present` bytes each. If they are packed, all rows are shown.
     template <class Format, class RowOf>
-    __device__ static void copy_whole_scales(uint32_t unit, int present, unsigned stride, bool packed, RowOf &&row_of,
-                                             Format) {
+    __device__ static void copy_whole_scales(uint32_t unit, const Shown &shown, int present, unsigned stride,
+                                             bool packed, RowOf &&row_of, Format) {
         if constexpr (Format::bits < 16) {
             constexpr int of_row = scale_words<Format>, rounds = ceil_div(cached_rows * of_row, 32);
-            const unsigned lane = ptx::laneid(), row = lane / of_row;
+            const unsigned lane = ptx::of_this_branch(ptx::laneid()), row = lane / of_row;
             const uint32_t target = unit + cached_rows * dim * Format::bits / 8 + 4 * lane;
             const int word = lane % of_row;
             const bool pairs = packable<Format> && packed;
@@ -353,7 +363,10 @@ struct CachedUnits {
 #pragma unroll
             for (int round = 0; round < rounds; ++round) {
                 if (rounds > 1 || lane < cached_rows * of_row)
-                    ptx::cp_async_ca<4>(target + 128 * round, from, pairs ? 4 : max(min(present - 4 * word, 4), 0));
+                    ptx::cp_async_ca<4>(target + 128 * round, from,
+                                        pairs                                  ? 4
+                                        : shown.has(row + 32 / of_row * round) ? max(min(present - 4 * word, 4), 0)
+                                                                               : 0);
                 from += static_cast<unsigned long long>(32 / of_row) * stride;
             }
         }

@@ -353,7 +353,7 @@ _ROUNDED_MERGE = Tolerance("the result is rounded", relative_l2=3e-3)
 
 
 @kernel(
-    grid="batch*heads*queries*dim_v",
+    grid="team*batch*heads*queries*dim_v",
     cases=[
         dict(
             splits=3,
@@ -464,7 +464,10 @@ _ROUNDED_MERGE = Tolerance("the result is rounded", relative_l2=3e-3)
         lse=Tolerance("approximate logarithm", relative_l2=1e-6),
         merged_sum=_EXACT_MERGE,
     ),
-    derived=dict(heads_kv=lambda axes: axes.get("heads_kv") or axes["heads"]),
+    derived=dict(
+        heads_kv=lambda axes: axes.get("heads_kv") or axes["heads"],
+        team=lambda axes: min(1 << (-(-axes["splits"] // 4) - 1).bit_length(), 16),
+    ),
     draw=dict(row_max=_maxima, row_sum=_positive_sums, exact_sum=_positive_sums, v_global=_positive_sums),
 )
 def attention_merge(
