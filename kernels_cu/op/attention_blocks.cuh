@@ -65,11 +65,14 @@ struct BlockTiling : tile::BlockAttentionShape<ValueFormat_, dim_, dim_v_> {
     static constexpr bool has_idle_loop =
         Shape::has_plain_loop && ValueFormat::bits < 16 && (ScoreFormat::bits == 4 || Shape::widest > 96);
 
-    // P of a plain tile is multiplied by V while P of the next tile is computed, which needs a third stage. Q and K in
-    // 8 bits gain nothing: their MMAs take long enough to hide the exponentials. Wide V in 8 bits leaves too few
-    // registers.
-    static constexpr bool overlaps = Shape::has_plain_loop && stages > 2 && ScoreFormat::bits == 4 &&
-                                     (ValueFormat::bits == 4 || (ValueFormat::bits == 8 && Shape::widest <= 128));
+    // Products P V of a plain tile wait until P of the next tile is computed, and overlap its exponentials, which needs
+    // a third stage. They are counted in pairs of column tiles. All wait if Q and K have 4 bits. Q and K in 8 bits
+    // leave fewer registers for P, and their MMAs take longer: the last quarter waits, except in heads of 32, which
+    // gain nothing. Wide V in 8 bits leaves too few registers.
+    static constexpr bool overlaps = Shape::has_plain_loop && stages > 2 &&
+                                     (ValueFormat::bits == 4 || (ValueFormat::bits == 8 && Shape::widest <= 128 &&
+                                                                 (ScoreFormat::bits == 4 || Shape::widest > 32)));
+    static constexpr int pairs_waiting(int pairs) { return ScoreFormat::bits == 4 ? pairs : pairs / 4; }
 
     template <class Output>
     using OutputTile = tile::SharedTile<rows, dim_v * sizeof(Output)>;
@@ -89,33 +92,38 @@ struct BlockTiling : tile::BlockAttentionShape<ValueFormat_, dim_, dim_v_> {
     static_assert(sizeof(Shared) <= 99 * 1024 - 1024, "the tiles fit everywhere");
 };
 
-// All plain tiles from `index` on, of which there is at least one. P of each is multiplied by V while P of the next
-// tile is computed.
+// All plain tiles from `index` on, of which there is at least one. A part of the products P V of each waits until P of
+// the next tile is computed.
 template <class Tiling, class Pipeline, class Softmax, class Plain>
 __device__ __forceinline__ void overlap_plain_tiles(typename Tiling::Shared &shared, Pipeline &pipeline,
                                                     typename Tiling::Tiles &tiles, Softmax &softmax, float factor,
                                                     int &index, const Plain &plain) {
     constexpr int columns = tile::tile_keys / tile::mma_columns;
-    ProbabilityFragments<typename Tiling::ValueFormat, columns> p[Tiling::slices];
     using Order = typename Softmax::Order;
+    using Values = typename Tiling::Values;
+    constexpr int pairs = Softmax::template pairs_of<Values>, at_once = pairs - Tiling::pairs_waiting(pairs);
+    ProbabilityFragments<typename Tiling::ValueFormat, columns> p[Tiling::slices];
     const typename Tiling::Stage *before = &pipeline.template take<false>(index);
     {
         tile::Accumulator s[Tiling::slices][columns];
         tiles.template multiply<Order>(s, shared, *before);
         softmax.template take<false, false>(p, s, factor);
+        softmax.template accumulate_pairs<0, at_once>(p, before->v);
     }
     for (++index; plain(index); ++index) {
         const typename Tiling::Stage *stage = &pipeline.template take<false>(index);
         tile::Accumulator s[Tiling::slices][columns];
         tiles.template multiply<Order>(s, shared, *stage);
         ProbabilityFragments<typename Tiling::ValueFormat, columns> made[Tiling::slices];
-        softmax.take_after(made, s, factor, [&] { softmax.accumulate(p, before->v); });
+        const auto finish = [&] { softmax.template accumulate_pairs<at_once, pairs>(p, before->v); };
+        softmax.take_after(made, s, factor, finish,
+                           [&] { softmax.template accumulate_pairs<0, at_once>(made, stage->v); });
         pipeline.release(index - 1);
         before = stage;
 #pragma unroll
         for (int slice = 0; slice < Tiling::slices; ++slice) p[slice] = made[slice];
     }
-    softmax.accumulate(p, before->v);
+    softmax.template accumulate_pairs<at_once, pairs>(p, before->v);
     pipeline.release(index - 1);
 }
 
