@@ -219,8 +219,8 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
 
     // take() for a plain tile while products of an earlier tile are still missing in o. before() adds them, relative to
     // the old maxima; after() adds products of P. If no maximum grows, the MMAs of before() overlap the exponentials of
-    // P.
-    template <int tiles, class Before, class After>
+    // P. If `sums`, adds exact P to row_sum.
+    template <bool sums, int tiles, class Before, class After>
     __device__ __forceinline__ void take_after(ProbabilityFragments<Format, tiles> (&p)[slices],
                                                const tile::Accumulator (&s)[slices][tiles], float factor,
                                                Before &&before, After &&after) {
@@ -228,10 +228,10 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
         if (find_maxima(group_max, tile_max, s, factor)) {
             before();
             raise_to(tile_max, factor);
-            encode<false, false>(p, s, group_max, factor);
+            encode<false, sums>(p, s, group_max, factor);
             after();
         } else {
-            encode<false, false>(p, s, group_max, factor);
+            encode<false, sums>(p, s, group_max, factor);
             before();
             after();
         }
