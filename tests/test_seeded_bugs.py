@@ -204,8 +204,9 @@ def in_blocks(format: str, q, k, v, **arguments):
     return results, [held[0].reshape(1, -1, *q.shape[3:]), *held[1:]]
 
 
-def attends_in_blocks(format, queries=20):
-    """Compare with the restatement, with every kind of tile: hidden, partly hidden, plain, causal and ragged.
+def attends_in_blocks(format, queries=20, window=(200, 0)):
+    """Compare with the restatement, with every kind of tile: hidden, partly hidden, plain, causal and ragged; or without
+    a window.
 
     There are more tiles than stages; scales differ between rows and blocks, and later keys score higher.
     """
@@ -217,8 +218,9 @@ def attends_in_blocks(format, queries=20):
     ).repeat(DIM // 2, axis=1)
     q *= np.exp2(rng.integers(-1, 2, (1, 1, 2, queries, 1)), dtype=np.float32)
     v *= np.exp2(rng.integers(-2, 3, (DIM,)), dtype=np.float32)
-    (out, lse), held = in_blocks(format, q, k, v, left=200, right=0, out_bf16=True, lse=True)
-    want, want_lse = restated_blocks(*held, format, window=(200, 0))
+    left, right = window or (OPEN, OPEN)
+    (out, lse), held = in_blocks(format, q, k, v, left=left, right=right, out_bf16=True, lse=True)
+    want, want_lse = restated_blocks(*held, format, window=window)
     close = np.abs(lse.reshape(want_lse.shape) - want_lse) <= 1e-4 * np.maximum(1, np.abs(want_lse))
     return ptxrt.compare(out.reshape(want.shape), want).relative_l2 <= 2.5e-3 and close.all()
 
@@ -339,6 +341,7 @@ CHECKS = {
     NVFP4: {
         "tiles of every kind": lambda: attends_in_blocks("nvfp4"),
         "two half blocks": lambda: attends_in_blocks("nvfp4", 40),
+        "sums of plain tiles": lambda: attends_in_blocks("nvfp4", window=None),
         "sink": lambda: keeps_the_tail("nvfp4"),
         "rows one by one": lambda: raises_rows_one_by_one("nvfp4"),
     },

@@ -68,11 +68,18 @@ struct BlockTiling : tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_,
     static constexpr bool has_idle_loop = Shape::has_plain_loop && !Shape::crowded && ValueFormat::bits < 16 &&
                                           (ScoreFormat::bits == 4 || Shape::widest > 96);
 
-    // P of a plain tile is multiplied by V while P of the next tile is computed, which needs a third stage. Q and K in
-    // 8 bits gain nothing: their MMAs take long enough to hide the exponentials. Wide V in 8 bits, and sixteen warps at
-    // 128 columns, leave too few registers.
-    static constexpr bool overlaps = Shape::has_plain_loop && !Shape::crowded && stages > 2 && ScoreFormat::bits == 4 &&
-                                     (ValueFormat::bits == 4 || (ValueFormat::bits == 8 && Shape::widest <= 128));
+    // Products P V of a plain tile wait until P of the next tile is computed, and overlap its exponentials, which needs
+    // a third stage. They are counted in pairs of column tiles. All wait if Q and K have 4 bits. Q and K in 8 bits
+    // leave fewer registers for P, and their MMAs take longer: the last quarter waits, except in heads of 32, which
+    // gain nothing. Wide V in 8 bits, and sixteen warps at 128 columns, leave too few registers.
+    static constexpr bool overlaps = Shape::has_plain_loop && !Shape::crowded && stages > 2 &&
+                                     (ValueFormat::bits == 4 || (ValueFormat::bits == 8 && Shape::widest <= 128 &&
+                                                                 (ScoreFormat::bits == 4 || Shape::widest > 32)));
+    // Tiles whose exact P are summed do so, too, if V has 4 bits. Then a tile is released within the branch that reads
+    // it last, and one test precedes all loops of plain tiles: 5 % each in the static model. Wider heads and V in 8
+    // bits gain nothing.
+    static constexpr bool overlaps_sums = overlaps && ValueFormat::bits == 4 && Shape::widest <= 128;
+    static constexpr int pairs_waiting(int pairs) { return ScoreFormat::bits == 4 ? pairs : pairs / 4; }
 
     template <class Output>
     using OutputTile = tile::SharedTile<rows, dim_v * sizeof(Output)>;
@@ -92,33 +99,41 @@ struct BlockTiling : tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_,
     static_assert(sizeof(Shared) <= 99 * 1024 - 1024, "the tiles fit everywhere");
 };
 
-// All plain tiles from `index` on, of which there is at least one. P of each is multiplied by V while P of the next
-// tile is computed.
-template <class Tiling, class Pipeline, class Softmax, class Plain>
+// All plain tiles from `index` on, of which there is at least one. A part of the products P V of each waits until P of
+// the next tile is computed. If `sums`, exact P are added to row_sum.
+template <class Tiling, bool sums, class Pipeline, class Softmax, class Plain>
 __device__ __forceinline__ void overlap_plain_tiles(typename Tiling::Shared &shared, Pipeline &pipeline,
                                                     typename Tiling::Tiles &tiles, Softmax &softmax, float factor,
                                                     int &index, const Plain &plain) {
     constexpr int columns = tile::tile_keys / tile::mma_columns;
-    ProbabilityFragments<typename Tiling::ValueFormat, columns> p[Tiling::slices];
     using Order = typename Softmax::Order;
+    using Values = typename Tiling::Values;
+    constexpr int pairs = Softmax::template pairs_of<Values>, at_once = pairs - Tiling::pairs_waiting(pairs);
+    ProbabilityFragments<typename Tiling::ValueFormat, columns> p[Tiling::slices];
     const typename Tiling::Stage *before = &pipeline.template take<false>(index);
     {
         tile::Accumulator s[Tiling::slices][columns];
         tiles.template multiply<Order>(s, shared, *before);
-        softmax.template take<false, false>(p, s, factor);
+        softmax.template take<false, sums>(p, s, factor);
+        softmax.template accumulate_pairs<0, at_once>(p, before->v);
     }
     for (++index; plain(index); ++index) {
         const typename Tiling::Stage *stage = &pipeline.template take<false>(index);
         tile::Accumulator s[Tiling::slices][columns];
         tiles.template multiply<Order>(s, shared, *stage);
         ProbabilityFragments<typename Tiling::ValueFormat, columns> made[Tiling::slices];
-        softmax.take_after(made, s, factor, [&] { softmax.accumulate(p, before->v); });
-        pipeline.release(index - 1);
+        const auto finish = [&] {
+            softmax.template accumulate_pairs<at_once, pairs>(p, before->v);
+            if (Tiling::overlaps_sums) pipeline.release(index - 1);
+        };
+        softmax.template take_after<sums>(made, s, factor, finish,
+                                          [&] { softmax.template accumulate_pairs<0, at_once>(made, stage->v); });
+        if (!Tiling::overlaps_sums) pipeline.release(index - 1);
         before = stage;
 #pragma unroll
         for (int slice = 0; slice < Tiling::slices; ++slice) p[slice] = made[slice];
     }
-    softmax.accumulate(p, before->v);
+    softmax.template accumulate_pairs<at_once, pairs>(p, before->v);
     pipeline.release(index - 1);
 }
 
@@ -183,10 +198,13 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
         tiles.release(pipeline, index);
     };
 
-    // All tiles. Those that need neither masks nor sums of exact P have loops of their own if the tiling has them: with
-    // the scores of means, and without.
+    // All tiles. Those without masks have loops of their own if the tiling has them: with the scores of means, with
+    // sums of exact P, and without both.
     const auto plain = [&](int index) { return range.plain_begin <= index && index < range.plain_end; };
     int index = range.begin;
+    const auto plain_tiles = [&](auto smooth) __attribute__((always_inline)) {
+        for (; plain(index); ++index) step(index, std::false_type{}, std::false_type{}, smooth);
+    };
     // A warp without rows.
     if (Tiling::has_idle_loop && idle)
         for (; index < range.end; ++index) {
@@ -194,15 +212,25 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
             pipeline.release(index);
         }
     for (; index < range.end; ++index) {
-        if constexpr (Tiling::has_smooth_loop)
-            if (pipeline.stages_means() && !options.lse && !exact_sum)
-                for (; plain(index); ++index) step(index, std::false_type{}, std::false_type{}, std::true_type{});
-        if constexpr (Tiling::overlaps) {
-            if (!smoothed && !options.lse && !exact_sum && plain(index))
-                overlap_plain_tiles<Tiling>(shared, pipeline, tiles, softmax, factor, index, plain);
-        } else if constexpr (Tiling::has_plain_loop)
-            if (!smoothed && (!Softmax::sums_apart || (!options.lse && !exact_sum)))
-                for (; plain(index); ++index) step(index, std::false_type{}, std::false_type{}, std::false_type{});
+        if constexpr (Tiling::overlaps_sums) {
+            if (plain(index)) {
+                const bool summed = options.lse || exact_sum;
+                if constexpr (Tiling::has_smooth_loop)
+                    if (pipeline.stages_means() && !summed) plain_tiles(std::true_type{});
+                if (!smoothed && summed)
+                    overlap_plain_tiles<Tiling, true>(shared, pipeline, tiles, softmax, factor, index, plain);
+                if (!smoothed && !summed)
+                    overlap_plain_tiles<Tiling, false>(shared, pipeline, tiles, softmax, factor, index, plain);
+            }
+        } else {
+            if constexpr (Tiling::has_smooth_loop)
+                if (pipeline.stages_means() && !options.lse && !exact_sum) plain_tiles(std::true_type{});
+            if constexpr (Tiling::overlaps) {
+                if (!smoothed && !options.lse && !exact_sum && plain(index))
+                    overlap_plain_tiles<Tiling, false>(shared, pipeline, tiles, softmax, factor, index, plain);
+            } else if constexpr (Tiling::has_plain_loop)
+                if (!smoothed && (!Softmax::sums_apart || (!options.lse && !exact_sum))) plain_tiles(std::false_type{});
+        }
         if (index >= range.end) break;
         step(index, !plain(index), std::true_type{}, smoothed);
     }

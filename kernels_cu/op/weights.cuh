@@ -218,19 +218,22 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
     }
 
     // take() for a plain tile while products of an earlier tile are still missing in o. before() adds them, relative to
-    // the old maxima. If no maximum grows, the MMAs of before() overlap the exponentials of P.
-    template <int tiles, class Before>
+    // the old maxima; after() adds products of P. If no maximum grows, the MMAs of before() overlap the exponentials of
+    // P. If `sums`, adds exact P to row_sum.
+    template <bool sums, int tiles, class Before, class After>
     __device__ __forceinline__ void take_after(ProbabilityFragments<Format, tiles> (&p)[slices],
                                                const tile::Accumulator (&s)[slices][tiles], float factor,
-                                               Before &&before) {
+                                               Before &&before, After &&after) {
         float group_max[slices][tiles / 4][2], tile_max[slices][2];
         if (find_maxima(group_max, tile_max, s, factor)) {
             before();
             raise_to(tile_max, factor);
-            encode<false, false>(p, s, group_max, factor);
+            encode<false, sums>(p, s, group_max, factor);
+            after();
         } else {
-            encode<false, false>(p, s, group_max, factor);
+            encode<false, sums>(p, s, group_max, factor);
             before();
+            after();
         }
     }
 
@@ -293,28 +296,43 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
     template <int tiles, class Tile>
     __device__ void accumulate(const ProbabilityFragments<Format, tiles> (&p)[slices], const Tile &v) {
         if constexpr (rolled) accumulate_rolled(p, v);
+        accumulate_pairs<0, rolled ? 0 : pairs_of<Tile>>(p, v);
+    }
+
+    // The pairs of column tiles of all steps of P V, each a load of V and its MMAs.
+    template <class Tile>
+    static constexpr int pairs_of = Tile::steps * dim_v / (2 * tile::mma_columns);
+
+    // The part of o += P V of the pairs begin .. end - 1; the last pair of a step brings the sums of P of the step.
+    template <int begin, int end, int tiles, class Tile>
+    __device__ void accumulate_pairs(const ProbabilityFragments<Format, tiles> (&p)[slices], const Tile &v) {
+        constexpr int step_pairs = pairs_of<Tile> / Tile::steps;
+        const auto is_wanted = [](int pair) { return begin <= pair && pair < end; };
         const tile::FragmentB ones = {P::one, P::one};
         static_for<Tile::steps>([&](auto step) {
             static_for<rolled ? 0 : Tile::groups>([&](auto group) {
                 const uint32_t scales = v.scales_b(step, group);
                 constexpr int group_tiles = 4 * Tile::columns_per_word, tiles_left = dim_v / 8 - group_tiles * group;
                 static_for<(tiles_left < group_tiles ? tiles_left : group_tiles) / 2>([&](auto pair) {
-                    tile::FragmentB b[2];
-                    tile::load_b(b, v.codes, 8 * (group_tiles * group + 2 * pair), 2 * step);
-                    static_for<2>([&](auto half) {
-                        constexpr int j = 2 * pair + half;
-                        static_for<slices>([&](auto slice) {
-                            tile::multiply<0, 0, j / 4 * Tile::step_blocks, j % 4>(
-                                this->o[slice][group_tiles * group + j], Format{}, p[slice].codes[step],
-                                p[slice].scales[step], b[half], scales);
+                    if constexpr (is_wanted(step_pairs * step + group_tiles / 2 * group + pair)) {
+                        tile::FragmentB b[2];
+                        tile::load_b(b, v.codes, 8 * (group_tiles * group + 2 * pair), 2 * step);
+                        static_for<2>([&](auto half) {
+                            constexpr int j = 2 * pair + half;
+                            static_for<slices>([&](auto slice) {
+                                tile::multiply<0, 0, j / 4 * Tile::step_blocks, j % 4>(
+                                    this->o[slice][group_tiles * group + j], Format{}, p[slice].codes[step],
+                                    p[slice].scales[step], b[half], scales);
+                            });
                         });
-                    });
+                    }
                 });
             });
-            static_for<slices>([&](auto slice) {
-                tile::multiply<0, 0, 0, 0>(this->o[slice][sum_column], Format{}, p[slice].codes[step],
-                                           p[slice].scales[step], ones, P::unit_scale);
-            });
+            if constexpr (rolled || is_wanted(step_pairs * (step + 1) - 1))
+                static_for<slices>([&](auto slice) {
+                    tile::multiply<0, 0, 0, 0>(this->o[slice][sum_column], Format{}, p[slice].codes[step],
+                                               p[slice].scales[step], ones, P::unit_scale);
+                });
         });
     }
 

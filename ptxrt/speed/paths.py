@@ -1,9 +1,10 @@
 """The paths of a tile through an attention kernel, found in its machine code by the contents of basic blocks.
 
 A loop over tiles is a loop with MMAs of its own. If there are several, the one without blocks that hide keys is for
-plain tiles. Of the others, one with blocks that read the mean scores is for smoothed queries, if there is one without
-them. Blocks are recognized by their instructions: hiding keys has many selections of -inf, raising a maximum many
-multiplications after a vote, reading mean scores many loads of two numbers.
+plain tiles; if two have equal MMAs, the one with more additions also sums exact weights. Of the others, one with blocks
+that read the mean scores is for smoothed queries, if there is one without them. Blocks are recognized by their
+instructions: hiding keys has many selections of -inf, raising a maximum many multiplications after a vote, reading mean
+scores many loads of two numbers.
 """
 
 from __future__ import annotations
@@ -85,17 +86,21 @@ def tile_paths(code: list[Instruction]) -> dict[str, list[Instruction]]:
     """Return the paths of a tile by name, if the code has them.
 
     plain: no keys hidden, no maximum raised. raising: plain, with a higher maximum of a row. masked: keys hidden by
-    position, as in causal attention. sums: no keys hidden, in the loop for all tiles, as with return_lse. smooth_q: no
-    keys hidden, starting at the mean scores. prologue, epilogue: from the start to the first tile, and from the last
-    tile to the end.
+    position, as in causal attention. sums: no keys hidden, in a loop of its own or in the loop for all tiles, as with
+    return_lse. smooth_q: no keys hidden, starting at the mean scores. prologue, epilogue: from the start to the first
+    tile, and from the last tile to the end.
     """
     loops = TileLoops(code)
     if not loops.own:
         return {}
-    by_work = sorted(loops.own, key=lambda head: -loops.count(loops.own[head], is_mma))
+    work = {head: loops.count(blocks, is_mma) for head, blocks in loops.own.items()}
+    additions = {head: loops.count(blocks, lambda i: i.stem == "FADD") for head, blocks in loops.own.items()}
+    by_work = sorted(loops.own, key=lambda head: -work[head])
     with_masks = [head for head in by_work if loops.hiding(head)]
     plain_loops = [head for head in by_work if not loops.hiding(head) and not loops.reading_means(head)]
+    plain_loops.sort(key=lambda head: (-work[head], additions[head]))
     plain = plain_loops[0] if plain_loops else by_work[0]
+    summing = [head for head in plain_loops[1:] if work[head] == work[plain]]
     reading = [head for head in by_work if loops.reading_means(head) and not loops.hiding(head)]
     others = [head for head in with_masks if head not in reading]
     general = (others or with_masks or [plain])[0]
@@ -110,7 +115,7 @@ def tile_paths(code: list[Instruction]) -> dict[str, list[Instruction]]:
     if general != plain and any(
         instruction.opcode.startswith(("OMMA.SF", "QMMA.SF")) for instruction in found["plain"]
     ):
-        found["sums"] = loops.way(general)
+        found["sums"] = loops.way((summing or [general])[0])
     flow = loops.flow
     outside = set(flow.order) - set().union(*loops.own.values())
     first = min(plain, general, key=lambda head: flow.order.index(head))
