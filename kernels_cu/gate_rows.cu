@@ -2,8 +2,9 @@
 #include "kernel.cuh"
 #include "op/pointwise.cuh"
 
-#define INSTANCE(suffix, Element, blocks)                                                                              \
-    KERNEL(gate_rows##suffix, .threads = {op::produce_threads}, .min_blocks = blocks)                                  \
+// With 16-bit elements three blocks fit on a multiprocessor; one value is stored once, before the loop of long code.
+#define INSTANCE(suffix, Element, blocks, spilled)                                                                     \
+    KERNEL(gate_rows##suffix, .threads = {op::produce_threads}, .min_blocks = blocks, .spill_bytes = spilled)          \
     (const Element *x,         /* [rows, 2 cols] */                                                                    \
      const float *row_weights, /* [rows] or null */                                                                    \
      const float *out_global,  /* [level_count] or null */                                                             \
@@ -17,6 +18,6 @@
                          codes, scales, code_bytes, out_global, ending, rule, swizzled, rows, cols));                  \
     }
 
-INSTANCE(_f32, float, 2)
-INSTANCE(_f16, __half, 3)
-INSTANCE(_bf16, __nv_bfloat16, 3)
+INSTANCE(_f32, float, 2, 0)
+INSTANCE(_f16, __half, 3, 8)
+INSTANCE(_bf16, __nv_bfloat16, 3, 8)

@@ -129,17 +129,16 @@ struct QkvTokens {
     int first_token, tokens_here;
 };
 
-// A lane's row of a projection: row `unit` of a block's tokens.
+// A lane's row of a projection. unit: token and row of it, counted from the block's first token.
 struct ProjectionRow {
     int token, head;   // of queries, of keys, or of values
     bool present, is_query, is_key;
 
     template <class Element>
-    __device__ ProjectionRow(const Projection<Element> &x, int first_token, int tokens_here, int unit) {
-        const unsigned of_token = x.of_token(), in_block = unsigned(unit) / of_token;
-        const int of_all = unit - in_block * of_token;
+    __device__ ProjectionRow(const Projection<Element> &x, int first_token, int tokens_here, const HeadOf &unit) {
+        const int in_block = unit.token, of_all = unit.head;
         token = first_token + in_block;
-        present = int(in_block) < tokens_here && token < x.tokens;
+        present = in_block < tokens_here && token < x.tokens;
         is_query = of_all < x.heads, is_key = !is_query && of_all < x.heads + x.heads_kv;
         head = is_query ? of_all : is_key ? of_all - x.heads : of_all - x.heads - x.heads_kv;
     }
@@ -153,7 +152,8 @@ struct ProjectionRow {
 // The rows of a block's tokens where all heads have one dimension, the rotation is straight(), and rows and weights
 // are whole. Each step gives the bytes of append_any(). alike: queries are stored, and keys and values written, as they
 // are, in Element's type.
-// The next rows are copied to shared memory while these are processed.
+// The next rows are copied to shared memory while these are processed. If stores need few registers, the next rows'
+// angles are loaded while these are stored.
 template <class Element, bool alike>
 __device__ inline void append_straight(NormRowsShared &shared, const QkvTokens<Element> &of) {
     const auto &[x, norms, rotation, positions, target, slots, claims, count, page_rows, format, keys, values_to,
@@ -170,20 +170,36 @@ __device__ inline void append_straight(NormRowsShared &shared, const QkvTokens<E
         }
         ptx::cp_async_commit_group();
     };
-    begin(ProjectionRow(x, first_token, tokens_here, place.row()), kept);
+    const HeadOf move(place.rows(), x.of_token());
+    HeadOf unit(place.row(), x.of_token());
+    const auto move_on = [&] {
+        unit.move_on(move, x.of_token());
+        return ProjectionRow(x, first_token, tokens_here, unit);
+    };
+    const auto turns = [](const ProjectionRow &row) { return row.present && (row.is_query || row.is_key); };
+    const auto position_of = [&](const ProjectionRow &row) { return turns(row) ? positions[row.token] : 0; };
+    Rotation::Angles angles;
+    const auto begin_angles = [&](const ProjectionRow &row, int position) {
+        if (turns(row)) rotation.begin(place, position, angles);
+    };
+    ProjectionRow next(x, first_token, tokens_here, unit);
+    begin(next, kept);
+    int next_position = position_of(next);
+    if (alike) begin_angles(next, next_position);
     int turn = 0;
 #pragma unroll 1
     for (int first = 0; first < end; first += place.rows()) {
-        const ProjectionRow row(x, first_token, tokens_here, first + place.row());
+        const ProjectionRow row = next;
+        next = move_on();
+        const int position = next_position;
+        next_position = position_of(next);   // in flight meanwhile, as `claim`
+        if (!alike) begin_angles(row, position);
         const long long slot = row.present && !row.is_query ? slots[row.token] : -1;
-        const bool has_slot = is_slot(slot, count), turns = row.present && (row.is_query || row.is_key);
-        const int claim = has_slot && claims ? claims[slot] : row.token;   // in flight meanwhile
-        const int position = turns ? positions[row.token] : 0;
+        const bool has_slot = is_slot(slot, count);
+        const int claim = has_slot && claims ? claims[slot] : row.token;
         ptx::cp_async_wait_group<0>();
         kept ^= norm_shares;
-        begin(ProjectionRow(x, first_token, first + place.rows() < end ? tokens_here : 0,
-                            first + place.rows() + place.row()),
-              kept);
+        begin(next, kept);
         HeadShares values = {};
         if (row.present) {
 #pragma unroll
@@ -209,11 +225,12 @@ __device__ inline void append_straight(NormRowsShared &shared, const QkvTokens<E
                 }
             }
         }
-        if (turns) {
-            rotation.turn_halves(place, position, values);
+        if (turns(row)) {
+            rotation.turn_halves(angles, values);
 #pragma unroll
             for (int i = 0; i < norm_shares; ++i) round_values<Element>(values[i]);
         }
+        if (alike) begin_angles(next, next_position);
         // Store queries, and write keys and values to the cache.
         const bool stored = has_slot && claim == row.token;
         const int64_t page = stored ? slot / page_rows : 0, in_page = stored ? slot - page * page_rows : 0;
@@ -256,7 +273,7 @@ __device__ inline void append_any(NormRowsShared &shared, const QkvTokens<Elemen
 #pragma unroll 1
     for (int first = 0; first < tokens_here * of_token; first += rows_at_once) {
         // This lane's row, and its slot.
-        const ProjectionRow lane_row(x, first_token, tokens_here, first + place.row());
+        const ProjectionRow lane_row(x, first_token, tokens_here, HeadOf(first + place.row(), of_token));
         const int64_t token = lane_row.token;
         const int head = lane_row.head;
         const bool present = lane_row.present, is_query = lane_row.is_query, is_key = lane_row.is_key;

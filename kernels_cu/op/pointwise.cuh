@@ -15,10 +15,11 @@ __device__ inline void activate_rows(const Element *x, int64_t stride, Activatio
     produce_shares<Element, Raw, true>(
         y, is_whole_rows(x, stride, y.cols),
         [&](auto whole, int64_t row, int column, Raw &raw) {
-            raw.template load<whole>(x + y.present(row) * stride, column, 0, y.cols);
+            raw.template load<whole>(x + row * stride, column, y.cols);
         },
-        [&](const Raw &raw, int64_t, float (&values)[2][8]) {
+        [&](const Raw &raw, int64_t, float (&values)[2][8], auto &&taken) {
             raw.unpack(0, values);
+            taken();
             activate(values, activation);
         });
 }
@@ -30,11 +31,14 @@ __device__ inline void take_rows(const Element *table, int64_t stride, int entri
     produce_shares<Element, Raw>(
         y, is_whole_rows(table, stride, y.cols),
         [&](auto whole, int64_t row, int column, Raw &raw) {
-            const int id = ids[y.present(row)];
-            if (id >= 0 && id < entries) raw.template load<whole>(table + id * stride, column, 0, y.cols);
+            const int id = ids[row];
+            if (id >= 0 && id < entries) raw.template load<whole>(table + id * stride, column, y.cols);
             else raw.clear();
         },
-        [&](const Raw &raw, int64_t, float (&values)[2][8]) { raw.unpack(0, values); });
+        [&](const Raw &raw, int64_t, float (&values)[2][8], auto &&taken) {
+            raw.unpack(0, values);
+            taken();
+        });
 }
 
 // y[rows, cols] = gate(g, u) weights[rows] of x[rows, 2 cols], whose columns are g, then u; if `interleaved`, the g and
@@ -49,15 +53,16 @@ __device__ inline void gate_rows(const Element *x, int64_t stride, bool interlea
     produce_shares<Element, Raw, true>(
         y, is_whole_rows(x, stride, y.cols),
         [&](auto whole, int64_t row, int column, Raw &raw) {
-            const Element *source = x + y.present(row) * stride;
+            const Element *source = x + row * stride;
             const int at = interleaved ? 2 * column : column;
-            raw.part[0].template load<whole>(source, at, 0, width);
-            raw.part[1].template load<whole>(source + apart, at, 0, interleaved ? width - apart : width);
+            raw.part[0].template load<whole>(source, at, width);
+            raw.part[1].template load<whole>(source + apart, at, interleaved ? width - apart : width);
         },
-        [&](const Raw &raw, int64_t row, float (&values)[2][8]) {
+        [&](const Raw &raw, int64_t row, float (&values)[2][8], auto &&taken) {
             float one[2][8], other[2][8];
             raw.part[0].unpack(0, one);
             raw.part[1].unpack(0, other);
+            taken();
             const auto make = [&](const Gate &gate) {
 #pragma unroll
                 for (int i = 0; i < 16; ++i) {

@@ -53,6 +53,14 @@ struct RowShares {
         }
     }
 
+    // Loads one share that begins within its row.
+    template <bool whole>
+    __device__ void load(const Element *row, int column, int cols) {
+        static_assert(count == 1);
+        if constexpr (whole) load<true>(row + column, 0, 0, 1);
+        else load<false>(row, column, 0, cols);
+    }
+
     // The same; zeros for a missing row.
     __device__ void load(const Element *row, bool present, int column, int step, int cols) {
         load<false>(row, column, step, present ? cols : 0);
@@ -376,34 +384,41 @@ __device__ inline Produced produced(const OutputRows &out, uint8_t *codes, uint8
 }
 
 // Loops over the shares of all rows, for kernels that compute a share from the same columns of their input. load(whole,
-// row, column, raw) starts loading the input of a share, make(raw, row, values) computes its values. With 16-bit
-// elements the next share is in flight meanwhile.
+// row, column, raw) starts loading the input of a share. make(raw, row, values, taken) computes its values, and calls
+// taken() once it has read `raw`: with 16-bit elements the next share is loaded there meanwhile.
 template <class Element, class Raw, bool whole, Form form, class Load, class Make>
 __device__ __forceinline__ void produce_shares(const Produced &target, Load &&load, Make &&make) {
     constexpr bool ahead = sizeof(Element) == 2;
     constexpr std::bool_constant<whole> is_whole;
     const uint32_t shares = 2 * ceil_div(target.cols, 2 * produce_share);   // of a row: whole blocks
-    const int64_t items = target.end() * shares, step = int64_t(gridDim.x) * produce_threads;
-    const int64_t begin = int64_t(blockIdx.x) * produce_threads;
-    int64_t row = (begin + threadIdx.x) / shares;
-    uint32_t share = begin + threadIdx.x - row * shares;
+    const int64_t items = target.rows * shares, step = int64_t(gridDim.x) * produce_threads;
+    int64_t first = int64_t(blockIdx.x) * produce_threads;
+    int64_t row = (first + threadIdx.x) / shares;
+    uint32_t share = first + threadIdx.x - row * shares;
     const int64_t step_rows = step / shares;
     const uint32_t step_shares = step - step_rows * shares;
-    Raw next;
-    if (ahead && begin < items) load(is_whole, row, share * produce_share, next);
+    Raw raw;
+    const auto begin = [&] {
+        if (row < target.rows) load(is_whole, row, share * produce_share, raw);
+    };
+    if (ahead) begin();
 #pragma unroll 1
-    for (int64_t first = begin; first < items; first += step) {
+    for (; first < items; first += step) {
+        if (!ahead) begin();
         const int64_t here = row;
-        const int column = share * produce_share, lane = share;
-        if (!ahead) load(is_whole, here, column, next);
-        const Raw raw = next;
+        const int column = share * produce_share;
         row += step_rows, share += step_shares;
         if (share >= shares) share -= shares, ++row;
-        if (ahead && first + step < items) load(is_whole, row, share * produce_share, next);
         float values[2][8];
-        make(raw, here, values);
+        make(raw, here, values, [&] {
+            if (ahead) begin();
+        });
         target.store<whole, form>(target.row<form>(here), column, values);
-        if (here >= target.rows && here < target.end()) target.clear<form>(here, lane, shares);
+    }
+    if constexpr (Produced::quantizes(form)) {
+#pragma unroll 1
+        for (int64_t padding = target.rows + blockIdx.x; padding < target.end(); padding += gridDim.x)
+            target.clear<form>(padding, threadIdx.x, produce_threads);
     }
 }
 

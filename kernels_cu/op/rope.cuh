@@ -25,16 +25,24 @@ struct Rotation {
                is_chunk(table);
     }
 
+    // The cosines and sines of a lane's shares of such a row. `there`: the position is in the table.
+    struct Angles {
+        RowShares<float, 1> cosines, sines;
+        bool there;
+    };
+    // Starts loading the angles of a position.
+    __device__ void begin(const NormLanes &place, int position, Angles &angles) const {
+        angles.there = position >= 0 && position < length;
+        const float *row = table + int64_t(angles.there ? position : 0) * width + place.column(0);
+        angles.cosines.load<true>(row, 0, 0, 1);
+        angles.sines.load<true>(row + width / 2, 0, 0, 1);
+    }
+
     // Rotates a lane's shares of such a row. A position outside the table makes them NaN.
-    __device__ void turn_halves(const NormLanes &place, int position, HeadShares &values) const {
-        const bool there = position >= 0 && position < length;
-        const float *row = table + int64_t(there ? position : 0) * width + place.column(0);
-        RowShares<float, 1> angles[2];
-        angles[0].load<true>(row, 0, 0, 1);
-        angles[1].load<true>(row + width / 2, 0, 0, 1);
+    __device__ void turn_halves(const Angles &angles, HeadShares &values) const {
         float cosines[2][8], sines[2][8];
-        angles[0].unpack(0, cosines);
-        angles[1].unpack(0, sines);
+        angles.cosines.unpack(0, cosines);
+        angles.sines.unpack(0, sines);
         if (inverse) {
 #pragma unroll
             for (int i = 0; i < 16; ++i) sines[i / 8][i % 8] = -sines[i / 8][i % 8];
@@ -42,7 +50,7 @@ struct Rotation {
 #pragma unroll
         for (int i = 0; i < 16; ++i)
             turn_pair(values[0][i / 8][i % 8], values[1][i / 8][i % 8], cosines[i / 8][i % 8], sines[i / 8][i % 8]);
-        if (there) return;
+        if (angles.there) return;
 #pragma unroll
         for (int i = 0; i < norm_shares * 16; ++i) values[i / 16][i / 8 % 2][i % 8] = __int_as_float(0x7fffffff);
     }
@@ -60,7 +68,9 @@ struct Rotation {
                 if (turns(place.column(share + i / 16) + i % 16))
                     values[i / 16][i / 8 % 2][i % 8] = __int_as_float(0x7fffffff);
         } else if (straight(place, cols)) {
-            turn_halves(place, position, values);
+            Angles angles;
+            begin(place, position, angles);
+            turn_halves(angles, values);
         } else if (pairs && first % 2 == 0) {
             // Adjacent pairs: both values are in the lane.
 #pragma unroll
@@ -155,6 +165,7 @@ struct HeadOf {
     int head;
 
     __device__ HeadOf(int64_t row, int heads) : token(row / heads), head(row - token * heads) {}
+    __device__ HeadOf(int row, int heads) : token(unsigned(row) / unsigned(heads)), head(row - int(token) * heads) {}
     __device__ void move_on(const HeadOf &rows, int heads) {
         token += rows.token, head += rows.head;
         if (head >= heads) head -= heads, ++token;
@@ -176,13 +187,24 @@ __device__ __forceinline__ void rope_rows(const HeadRows<const Element> &x, cons
     constexpr bool ahead = sizeof(Element) == 2;   // the next rows are in flight while these are processed
     HeadOf place_of_next(int64_t(blockIdx.x) * place.rows() + place.row(), heads);
     RowShares<Element, norm_shares> next;
-    int next_position;
+    // A row to read for this one: the last one if it is past the end. Nothing is stored for it.
+    const auto present = [&](const HeadOf &of) { return of.token > last.token ? last : of; };
     const auto begin = [&](const HeadOf &of, int share) {
-        const HeadOf &here = of.token > last.token ? last : of;   // past the end: a row to read; nothing is stored
-        next_position = positions[here.token];
+        const HeadOf here = present(of);
         next.template load<straight>(x.row(here.token, here.head), place.column(share), step, cols);
     };
     if (ahead) begin(place_of_next, 0);
+    // The position of the next row, and, if the output needs few registers, its angles and the position after it.
+    constexpr bool angles_ahead = straight && ahead && form != Form::any;
+    int next_position = positions[present(place_of_next).token];
+    Rotation::Angles angles;
+    const auto begin_angles = [&](const HeadOf &next) {
+        rotation.begin(place, next_position, angles);
+        HeadOf after = next;
+        after.move_on(move, heads);
+        next_position = positions[present(after).token];
+    };
+    if (angles_ahead) begin_angles(place_of_next);
 #pragma unroll 1
     for (int64_t first = int64_t(blockIdx.x) * place.rows(); first < end; first += blocks_rows) {
         const int64_t row = first + place.row();
@@ -197,15 +219,16 @@ __device__ __forceinline__ void rope_rows(const HeadRows<const Element> &x, cons
             if (!ahead || share) begin(here, share);
 #pragma unroll
             for (int i = 0; i < norm_shares; ++i) next.unpack(i, values[i]);
-            const int position = next_position;
             if (ahead && (straight || share + norm_shares >= place.shares)) begin(place_of_next, 0);
             // The rotation.
             if constexpr (straight) {
-                rotation.turn_halves(place, position, values);
+                if (!angles_ahead) begin_angles(here);
+                rotation.turn_halves(angles, values);
+                if (angles_ahead) begin_angles(place_of_next);
             } else if (target.present) {
                 const Element *source = x.row(here.token, here.head);
                 rotation.turn(
-                    place, share, cols, position, values,
+                    place, share, cols, positions[here.token], values,
                     [&](int column, float (&others)[8]) {
                         float some[1][8];
                         load_share(source + column, 8, some);
