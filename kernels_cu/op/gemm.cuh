@@ -18,6 +18,7 @@
 #include "../tile/expansion.cuh"
 #include "../tile/fragment.cuh"
 #include "../tile/scale_places.cuh"
+#include "../tile/search.cuh"
 #include "../tile/shared.cuh"
 #include "../tile/staging.cuh"
 #include "epilogue.cuh"
@@ -48,31 +49,31 @@ struct TilePlace {
     bool there = false, fills = false;   // fills: this block also pads the last tile of scales in its columns
 
     // Consecutive blocks take the tiles of a band of eight rows of tiles, column by column, so that their rows of A and
-    // B hit the L2. Each group begins with a new tile; a block without a tile gets there = false.
+    // B hit the L2. Each group begins with a new tile; a block without a tile gets there = false. Called by whole
+    // warps.
     template <int tile_rows, int tile_cols>
     __device__ static TilePlace of_block(const GemmOptions &options) {
         constexpr int band = 8;
         TilePlace place;
-        const int linear = blockIdx.y * gridDim.x + blockIdx.x, of_band = band * gridDim.x;
-        const int first = linear / of_band * band, height = min(int(gridDim.y) - first, band);
-        int row_tile = first + linear % of_band % height;
-        place.first_col = linear % of_band / height * tile_cols;
+        const int row_of_band = blockIdx.y % band, first = blockIdx.y - row_of_band;
+        const int height = min(int(gridDim.y) - first, band), linear = row_of_band * gridDim.x + blockIdx.x;
+        // Divisions take as long as a load; most bands have eight rows, or one.
+        const int col_tile = height == band ? linear / band : height == 1 ? linear : linear / height;
+        int row_tile = first + linear - col_tile * height;
+        place.first_col = col_tile * tile_cols;
         place.matrix = place.group = blockIdx.z;
         place.end_row = options.rows;
         place.fills = row_tile == 0 && blockIdx.z == gridDim.z - 1;
         if (options.group_starts) {
             place.matrix = 0;
-            int start = options.group_starts[0], end = start;
-            for (place.group = 0; place.group < options.groups; ++place.group, start = end) {
-                end = options.group_starts[place.group + 1];
-                const bool mine = end - start >= options.least_rows && end - start <= options.most_rows;
-                const int tiles = mine ? max(ceil_div(end - start, tile_rows), 0) : 0;
-                if (row_tile < tiles) break;
-                row_tile -= tiles;
-            }
+            place.group = tile::item_of_place(row_tile, options.groups, [&](int group) {
+                const int rows = options.group_starts[group + 1] - options.group_starts[group];
+                const bool mine = rows >= options.least_rows && rows <= options.most_rows;
+                return mine ? max(ceil_div(rows, tile_rows), 0) : 0;
+            });
             if (place.group == options.groups) return place;
-            place.first_row = start;
-            place.end_row = min(end, options.rows);
+            place.first_row = options.group_starts[place.group];
+            place.end_row = min(options.group_starts[place.group + 1], options.rows);
         }
         place.first_row += row_tile * tile_rows;
         place.there = place.first_row < place.end_row;

@@ -21,8 +21,6 @@ BLOCK_PAIRS = (
     *(("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("mxfp8", "mxfp4")),
     *(("bf16", "nvfp4"), ("bf16", "mxfp4"), ("bf16", "mxfp8")),
 )
-# The most rows of a block in the kernels for few rows.
-FEW_BLOCK_ROWS = 64
 # From this many large tiles on they are faster than small ones (an RTX 5090 has 170 multiprocessors, an H200 132).
 _FEWEST_TILES = 100
 
@@ -30,6 +28,12 @@ _FEWEST_TILES = 100
 def tile_for(rows: int, cols: int) -> int:
     """Return the tile for a product: the large one if there are enough of them. No bit of C depends on it."""
     return 256 if math.ceil(rows / TILE_ROWS[256]) * math.ceil(cols / 256) >= _FEWEST_TILES else 64
+
+
+def grid_rows_for(axes: dict, block_rows: int) -> int:
+    """Return the rows that a grid of blocks of some rows serves. Each group that has rows starts a new block, so there
+    may be one more block for each."""
+    return axes["rows"] + (min(axes["groups"], axes["rows"]) * block_rows if axes["starts"] > 1 else 0)
 
 
 def erf(x: np.ndarray) -> np.ndarray:
@@ -107,8 +111,7 @@ DERIVED = dict(
     code_bytes=lambda axes: axes.get("code_bytes", 1),
     scale_bytes=lambda axes: axes.get("scale_bytes", 1),
     tile=lambda axes: axes.get("tile", tile_for(axes["rows"], axes["cols"])),
-    # Each group starts a new tile, so there may be one more tile for each.
-    grid_rows=lambda axes: axes["rows"] + (axes["groups"] * TILE_ROWS[axes["tile"]] if axes["starts"] > 1 else 0),
+    grid_rows=lambda axes: grid_rows_for(axes, TILE_ROWS[axes["tile"]]),
 )
 
 
@@ -310,14 +313,13 @@ def _signature(*functions) -> inspect.Signature:
     return inspect.Signature([p for p in parameters if p.kind is not p.KEYWORD_ONLY] + ends)
 
 
-# The same for the kernels for few rows.
-FEW_DERIVED = {name: size for name, size in DERIVED.items() if name not in ("tile", "grid_rows")} | dict(
-    grid_rows=lambda axes: axes["rows"] + (axes["groups"] * FEW_BLOCK_ROWS if axes["starts"] > 1 else 0),
-)
-
-
-def _declare(name: str, operands, read, text: str, few=False, **options):
-    """Declare a kernel. read: returns its operands in float64 from the arguments by name."""
+def _declare(name: str, operands, read, text: str, few_rows: int = 0, **options):
+    """Declare a kernel. read: returns its operands in float64 from the arguments by name. few_rows: the rows of a block
+    of a kernel for few rows."""
+    derived = DERIVED
+    if few_rows:
+        derived = {axis: size for axis, size in DERIVED.items() if axis != "tile"}
+        derived["grid_rows"] = lambda axes: grid_rows_for(axes, few_rows)
 
     def body(**options):
         outputs = {x: options.pop(x) for x in ("out_f32", "out_f16", "out_bf16", "codes", "scales")}
@@ -333,7 +335,7 @@ def _declare(name: str, operands, read, text: str, few=False, **options):
     ) | options.pop("draw")
     common = dict(
         grid="cols grid_rows batch",
-        derived=FEW_DERIVED if few else DERIVED,
+        derived=derived,
         tolerance=OUTPUTS,
         flops=_flops(options.pop("block")),
     )
@@ -346,6 +348,7 @@ def few_cases(one) -> list[dict]:
     return [
         *(one(rows, 72, depth, out_f32=True) for rows, depth in ((5, 32), (5, 5216))),
         one(20, 40, 5216, out_f32=True, swizzled=1),
+        one(9, 40, 2816, out_f32=True),  # scales of a line in one piece, but for runs that begin amid a line
         one(16, 40, 576, 2, out_bf16=True, bias_f32=True, activation=4),
         one(33, 136, 96, width=68, out_f32=True, activation=5, alpha=0.125),
         *(
@@ -355,6 +358,7 @@ def few_cases(one) -> list[dict]:
         one(75, 72, 64, **groups, out_f32=True, alphas=True, alpha_count=4),
         one(40, 64, 64, **groups, order=True, tokens=25, out_f16=True, alpha=2.0**-13),
         one(20, 40, 64, **groups, order=True, tokens=25, out_f32=True, swizzled=1),
+        one(90, 40, 64, groups=70, starts=71, group_starts=True, out_f32=True),
     ]
 
 
@@ -384,7 +388,7 @@ gemm_few_bf16 = _declare(
     _in_16_bits,
     lambda options: [options.pop(x).astype(np.float64) for x in "ab"],
     TEXT.format(a="bf16 or f16", b="the same", alpha="") + FEW_TEXT + LAST,
-    few=True,
+    few_rows=64,
     block=1,
     cases=few_cases(lambda *sizes, tokens=None, **rest: case(*sizes, **rest) | ({"tokens": tokens} if tokens else {})),
     draw=dict(a=_values, b=_values),
@@ -504,7 +508,7 @@ def _declare_blocks(a: str, b: str, few: bool = False):
         + BLOCKS_TEXT
         + FEW_TEXT * few
         + LAST,
-        few=few,
+        few_rows=(64 if half else 32) * few,
         block=BLOCK_FORMATS[b].block,
         variants={} if few else dict(tile=tuple(TILE_ROWS)),
         cases=cases,
