@@ -278,6 +278,22 @@ BUGS = [
     ),
     Bug(
         "products",
+        "a_run_that_begins_amid_a_line_copies_whole_lines_of_scales",
+        "gemm_few_bf16_nvfp4",
+        "op/gemm_small.cuh",
+        "(places_of_rows | block) % bytes == 0",
+        "places_of_rows % bytes == 0",
+    ),
+    Bug(
+        "products",
+        "scales_of_the_other_unit_of_a_line",
+        "gemm_few_bf16_nvfp4",
+        "op/gemm_small.cuh",
+        "unit_of_line * Ring::unit_words * 4;",
+        "unit_of_line * 4;",
+    ),
+    Bug(
+        "products",
         "place_of_a_ring_taken_early",
         "gemm_few_bf16",
         "op/gemm_small.cuh",

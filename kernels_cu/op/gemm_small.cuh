@@ -46,7 +46,9 @@ struct FewRing {
     static constexpr int unit_bytes = line / units, unit_words = slice_words<Format>, words = units * unit_words;
     static constexpr int budget = ptx::shared_bytes_per_block / few_blocks / few_warps - 128;
     struct NoWords {};
-    using Words = ScaleWords<few_cols, (words > 0 ? words : 1)>;
+    struct Words {
+        alignas(4 * words) uint32_t of_row[few_cols][words];
+    };
     struct Stage {
         alignas(line) uint8_t codes[few_cols * line];
         std::conditional_t<(words > 0), Words, NoWords> scales;
@@ -190,6 +192,54 @@ struct FewRowsOfB {
     }
 };
 
+// A lane's copies of scales: those of one row of a line, in one piece if their addresses allow it. Scales past the end
+// of a row become 0.
+template <class Format>
+struct FewScaleCopies {
+    using Ring = FewRing<Format>;
+    static constexpr int words = Ring::words, bytes = 4 * words;
+    const uint8_t *source;
+    uint32_t *first;       // where this lane copies to in the first stage
+    int step, left;        // bytes from word to word in memory; scales from the next word to the end of the row
+    bool whole, aligned;   // whether lines begin at multiples of all their words, or at least of one
+
+    // Of row `row` of a matrix, from unit `unit` on.
+    __device__ FewScaleCopies(Ring &ring, const BlockRows &operand, int matrix, int row, int unit) {
+        const tile::ScalePlaces &places = operand.places;
+        const int block = 4 * Ring::unit_words * unit;
+        source = operand.scales + places.at(operand.first_row + matrix * operand.scale_rows + row, block);
+        first = tile::of_lane(ring.stage[0].scales.of_row);
+        step = places.swizzled ? tile::scale_tile_bytes : 4;
+        left = places.blocks - block;
+        const uintptr_t places_of_rows = reinterpret_cast<uintptr_t>(operand.scales) | places.stride;
+        whole = !places.swizzled && (places_of_rows | block) % bytes == 0;
+        aligned = places.swizzled || places_of_rows % 4 == 0;
+    }
+
+    // Starts copying the scales of the next line into the stage at `offset`. Unaligned ones go through registers.
+    __device__ void copy(uint32_t offset) {
+        const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(first)) + offset;
+        if (whole) [[likely]] {
+            ptx::cp_async_ca<bytes>(target, source, min(max(left, 0), bytes));
+        } else {
+#pragma unroll
+            for (int i = 0; i < words; ++i) {
+                const uint8_t *const word = source + i * step;
+                const int present = min(max(left - 4 * i, 0), 4);
+                if (aligned) {
+                    ptx::cp_async_ca<4>(target + 4 * i, word, present);
+                } else {
+                    uint32_t scales = 0;
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) scales |= j < present ? uint32_t(__ldg(word + j)) << 8 * j : 0;
+                    first[offset / 4 + i] = scales;
+                }
+            }
+        }
+        source += words * step, left -= bytes;
+    }
+};
+
 // How runs of A and B become pairs of 16 bits.
 template <class FormatA, class FormatB>
 struct FewExpanded {
@@ -238,7 +288,7 @@ __device__ inline void pairs_of(const uint32_t (&word)[words], int part, uint32_
 // of which a pair lies in one word.
 template <class Format, int values>
 struct FewScalesOfB {
-    static constexpr int unit_steps = FewRing<Format>::unit / (4 * values);
+    static constexpr int unit_steps = FewRing<Format>::unit / (4 * values), words = FewRing<Format>::words;
     static constexpr int of_step = scales_of_run<Format, values>, count = unit_steps * of_step;
     static constexpr int stride = of_step > 1 ? 1 : 4 * values / Format::block;
     uint32_t offset;     // of the lane's word of the first pair, from the scales of a unit on
@@ -246,12 +296,12 @@ struct FewScalesOfB {
 
     __device__ FewScalesOfB() {
         const int block = tile::StepShare<values>::first() / Format::block, byte = block % 4;
-        offset = 4 * tile::StepShare<values>::row() + block / 4 * (4 * few_cols);
+        offset = 4 * (words * tile::StepShare<values>::row() + block / 4);
         selector = 0x4400 | byte | (count > 1 ? byte + stride : byte) << 4;
     }
     // Pair `pair` of column tile `tile`. `scales` is where the scales of a unit begin.
     __device__ uint32_t bytes(const uint8_t *scales, int pair, int tile) const {
-        const int first = 2 * pair * stride, place = first / 4 * (4 * few_cols) + 32 * tile;
+        const int first = 2 * pair * stride, place = 4 * (first / 4 + 8 * words * tile);
         const uint32_t word = *reinterpret_cast<const uint32_t *>(scales + (offset + place));
         return __byte_perm(word, 0, selector + first % 4 * 0x11);
     }
@@ -276,7 +326,8 @@ __device__ inline void put_transposed(tile::AccumulatorStaging<few_cols> &stagin
 }
 
 // The sums of one warp over 8 `row_tiles` rows and 32 columns, to its staging. Columns of C are rows of the MMAs:
-// expanded B is the operand with 16 rows, A the operand with 8, whose loaded words are fragments already.
+// expanded B is the operand with 16 rows, A the operand with 8, whose loaded words are fragments already. Called by all
+// threads, after some of them wrote where rows of A begin; B is on its way before they wait for this.
 template <class FormatA, class FormatB, int row_tiles, class RowsA, class RowsB>
 __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, const RowsA &a, const RowsB &b,
                                          const GemmOptions &options, const TilePlace &place) {
@@ -299,26 +350,21 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     const int units = ceil_div(b.bytes, Ring::unit_bytes), of_warp = ceil_div(units, few_warps);
     const int begin = min(warp * of_warp, units), end = min(begin + of_warp, units);
     FewRowsOfB<FormatB, bytes> rows_b(ring, b, options, place, begin, end);
-    PartOfA rows_a(shared, a, begin * Ring::unit);
     auto scales_b = [&] {
         if constexpr (Ring::words > 0) {
-            const auto row_b = [&](int row) { return min(place.first_col + row, options.cols - 1); };
-            ScaleCopies<few_cols, Ring::words, 32> copies(ring.stage[0].scales, b, place.group, tile::lane_item(0),
-                                                          row_b);
-            copies.skip(begin / Ring::units);
-            if (begin % Ring::units > 0) {   // half a line
-                for (const uint8_t *&source : copies.source) source += copies.step / Ring::units;
-                copies.left -= 4 * Ring::unit_words;
-            }
-            return copies;
+            const int row = min(tile::lane_item(place.first_col), options.cols - 1);
+            return FewScaleCopies<FormatB>(ring, b, place.group, row, begin);
         } else {
-            return NoScales{};
+            return 0;
         }
     }();
     int filled = begin;   // end of the units in flight
     uint32_t stage = 0, offset_filled = 0;
     auto copy = [&] {   // fills the stages in order; past the end the groups are empty
-        if (filled < end) rows_b.copy(offset_filled), scales_b.start(offset_filled), scales_b.finish(offset_filled);
+        if (filled < end) {
+            rows_b.copy(offset_filled);
+            if constexpr (Ring::words > 0) scales_b.copy(offset_filled);
+        }
         ptx::cp_async_commit_group();
         filled += Ring::units;
         offset_filled = offset_filled == (Ring::stages - 1) * sizeof(Stage) ? 0 : offset_filled + sizeof(Stage);
@@ -326,6 +372,8 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     // Fill all stages but one, and load the first fragments of A.
 #pragma unroll
     for (int i = 0; i < Ring::stages - 1; ++i) copy();
+    ptx::bar_sync();   // all threads see where rows of A begin
+    PartOfA rows_a(shared, a, begin * Ring::unit);
 #pragma unroll
     for (int i = 0; i < PartOfA::slots; ++i) rows_a.load(i);
 
@@ -361,8 +409,8 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
                                     step % steps_of_unit * lane_scales.of_step + 8 * part / FormatB::block;
                                 if (number % 2 == 0) {
                                     const auto *const first =
-                                        reinterpret_cast<const uint8_t *>(ring.stage[0].scales.word) + offset +
-                                        unit_of_line * Ring::unit_words * (4 * few_cols);
+                                        reinterpret_cast<const uint8_t *>(ring.stage[0].scales.of_row) + offset +
+                                        unit_of_line * Ring::unit_words * 4;
                                     two_scales[i] = Runs::factors(lane_scales.bytes(first, number / 2, i));
                                 }
                                 scale_b[i] = __byte_perm(two_scales[i], 0, number % 2 == 0 ? 0x1010 : 0x3232);
@@ -420,17 +468,18 @@ __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const Ge
             shared.scales_of_a[threadIdx.x] =
                 a.scales + a.places.at(a.first_row + place.matrix * a.scale_rows + row, 0);
     }
-    ptx::bar_sync();   // all threads see where rows of A begin
     // The sums over this warp's run of the depth.
     if (rows <= 8) multiply_few_rows<FormatA, FormatB, 1>(shared, a, b, options, place);
     else if (rows <= 16) multiply_few_rows<FormatA, FormatB, 2>(shared, a, b, options, place);
     else multiply_few_rows<FormatA, FormatB, most / 8>(shared, a, b, options, place);
     ptx::bar_sync();   // all threads see the sums of all runs
+    // Its numbers are on their way while the block adds.
+    const Epilogue epilogue(options.epilogue, place.matrix, place.group, options.rows, options.cols);
     // The totals over all runs.
     using Staging = tile::AccumulatorStaging<few_cols>;
     const int tiles = min(ceil_div(rows, 16), most / 16);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < tiles * 16 * few_cols; i += 32 * few_warps) {
+    for (int i = threadIdx.x; i < min(rows, most) * few_cols; i += 32 * few_warps) {
         const int tile = i / (16 * few_cols), at = Staging::place(i / few_cols % 16, i % few_cols);
         float run[few_warps];
 #pragma unroll
@@ -443,7 +492,6 @@ __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const Ge
     }
     ptx::bar_sync();   // all threads see their total
     // The epilogue: 16 rows for a warp.
-    const Epilogue epilogue(options.epilogue, place.matrix, place.group, options.rows, options.cols);
     const int tile = threadIdx.x / 32;
     if (tile < tiles)
         epilogue.finish(shared.warp[0].staging[tile], place.first_row + 16 * tile, place.end_row, place.first_col,

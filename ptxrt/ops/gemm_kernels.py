@@ -381,6 +381,7 @@ def few_cases(one) -> list[dict]:
     return [
         *(one(rows, 72, depth, out_f32=True) for rows, depth in ((5, 32), (5, 5216))),
         one(20, 40, 5216, out_f32=True, swizzled=1),
+        one(9, 40, 2816, out_f32=True),  # scales of a line in one piece, but for runs that begin amid a line
         one(16, 40, 576, 2, out_bf16=True, bias_f32=True, activation=4),
         one(33, 136, 96, width=68, out_f32=True, activation=5, alpha=0.125),
         *(
@@ -390,6 +391,7 @@ def few_cases(one) -> list[dict]:
         one(75, 72, 64, **groups, out_f32=True, alphas=True, alpha_count=4),
         one(40, 64, 64, **groups, order=True, tokens=25, out_f16=True, alpha=2.0**-13),
         one(20, 40, 64, **groups, order=True, tokens=25, out_f32=True, swizzled=1),
+        one(90, 40, 64, groups=70, starts=71, group_starts=True, out_f32=True),
     ]
 
 
