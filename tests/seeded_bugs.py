@@ -1428,8 +1428,8 @@ BUGS = [
         "columns_past_the_end_in_the_deviation",
         "norm_rows",
         "op/norm.cuh",
-        "column + i < cols ? some",
-        "true ? some",
+        "column + i < cols ? off",
+        "true ? off",
     ),
     Bug(
         "produce",
@@ -1468,8 +1468,8 @@ BUGS = [
         "next_row_over_this_one",
         "norm_rows",
         "op/norm.cuh",
-        "kept.begin(share, next)",
-        "kept.begin(0, next)",
+        "kept.begin(at + i, source",
+        "kept.begin(i, source",
     ),
     Bug(
         "produce",
