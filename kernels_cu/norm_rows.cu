@@ -29,5 +29,5 @@
     }
 
 INSTANCE(_f32, float, 2, 0)
-INSTANCE(_f16, __half, 3, 208)
-INSTANCE(_bf16, __nv_bfloat16, 3, 208)
+INSTANCE(_f16, __half, 3, 192)
+INSTANCE(_bf16, __nv_bfloat16, 3, 192)

@@ -143,8 +143,7 @@ struct RowMoments {
 };
 
 // The moments of a row, whose order depends on `cols` alone. each_share(add) calls add(column, values) for the shares
-// of a lane; where `centered`, the second call subtracts the mean from the values. Called by the whole block. whole: of
-// a whole row.
+// of a lane. Called by the whole block. whole: of a whole row.
 template <bool whole, class EachShare>
 __device__ inline RowMoments row_moments(NormShared &shared, int &turn, const NormLanes &place, int cols, bool centered,
                                          float eps, EachShare &&each_share) {
@@ -153,17 +152,16 @@ __device__ inline RowMoments row_moments(NormShared &shared, int &turn, const No
     float squares;
     float2 sum = {};
     if (centered) {
-        each_share([&](int, float (&some)[2][8]) {
+        each_share([&](int, const float (&some)[2][8]) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) sum.x += some[0][i], sum.y += some[1][i];
         });
         row.mean = row_sums<false>(shared, turn, place.lanes, {sum.x + sum.y, 0.0f}).x / count;
         sum = {};
-        each_share([&](int column, float (&some)[2][8]) {
+        each_share([&](int column, const float (&some)[2][8]) {
 #pragma unroll
             for (int i = 0; i < 16; ++i) {
-                float &off = some[i / 8][i % 8];
-                off = whole || column + i < cols ? off - row.mean : 0.0f;
+                const float off = whole || column + i < cols ? some[i / 8][i % 8] - row.mean : 0.0f;
                 sum.x += off;
                 sum.y = fmaf(off, off, sum.y);
             }
@@ -172,7 +170,7 @@ __device__ inline RowMoments row_moments(NormShared &shared, int &turn, const No
         row.rest = sum.x / count;
         squares = sum.y / count - row.rest * row.rest;
     } else {
-        each_share([&](int, float (&some)[2][8]) {
+        each_share([&](int, const float (&some)[2][8]) {
 #pragma unroll
             for (int i = 0; i < 8; ++i)
                 sum.x = fmaf(some[0][i], some[0][i], sum.x), sum.y = fmaf(some[1][i], some[1][i], sum.y);
@@ -282,9 +280,8 @@ __device__ inline UsualNorm usual_norm(const NormOptions &options, const TypedRo
     return bias.type == bias.none ? UsualNorm::scaled : UsualNorm::any;
 }
 
-// The output of a share in these cases, without a branch. The compiler fuses the last product and sum. off_mean: the
-// mean is already subtracted.
-template <class Element, bool centered, bool off_mean = false>
+// The output of a share in these cases, without a branch. The compiler fuses the last product and sum.
+template <class Element, bool centered>
 __device__ inline void norm_usual_share(const RowMoments &row, float offset, const TypedRows<const char> &weight,
                                         const TypedRows<const char> &bias, int column, float (&values)[2][8]) {
     float factors[2][8], terms[2][8];
@@ -293,20 +290,23 @@ __device__ inline void norm_usual_share(const RowMoments &row, float offset, con
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
         float &value = values[i / 8][i % 8];
-        if (centered) value = (off_mean ? value : value - row.mean) - row.rest;
-        value *= row.factor;
+        value = (centered ? value - row.mean - row.rest : value) * row.factor;
         value *= factors[i / 8][i % 8] + offset;
         if (centered) value += terms[i / 8][i % 8];
     }
 }
 
-// The usual norms of x alone, of whole rows whose lanes have at most `norm_shares` shares. A row is held in registers;
-// its share in shared memory takes the row after the next one, so that two rows are in flight.
+// Whether a usual norm holds a row in registers. The other outputs leave too few: they spilled and were slower.
 template <class Element, UsualNorm usual, Form form>
+constexpr bool holds_rows = usual == UsualNorm::scaled && (form == form_of<Element> || form == Form::mxfp4);
+
+// The usual norms by the root mean square of x alone, of whole rows whose lanes have at most `norm_shares` shares. A
+// row is held in registers; its share in shared memory takes the row after the next one, so that two rows are in
+// flight.
+template <class Element, Form form>
 __device__ __forceinline__ void norm_held(NormRowsShared &shared, const NormInput<Element> &input,
                                           const NormOptions &options, const Produced &y) {
     static_assert(2 * norm_shares <= KeptRows::shares<Element>, "two rows fit");
-    constexpr bool centered = usual == UsualNorm::centered;
     KeptRows &kept = shared.kept;
     const NormLanes place(y.cols);
     const int cols = y.cols, step = place.lanes * produce_share;
@@ -335,7 +335,7 @@ __device__ __forceinline__ void norm_held(NormRowsShared &shared, const NormInpu
             if (there[i]) kept.get<Element>(at + i, values[i]);
         begin(first + 2 * blocks_rows, at);
         const RowMoments moments =
-            row_moments<true>(shared.sums, turn, place, cols, centered, options.eps, [&](auto &&add) {
+            row_moments<true>(shared.sums, turn, place, cols, false, options.eps, [&](auto &&add) {
 #pragma unroll
                 for (int i = 0; i < norm_shares; ++i)
                     if (there[i]) add(place.column(i), values[i]);
@@ -345,8 +345,7 @@ __device__ __forceinline__ void norm_held(NormRowsShared &shared, const NormInpu
 #pragma unroll
         for (int i = 0; i < norm_shares; ++i) {
             const int column = place.column(i);
-            norm_usual_share<Element, centered, true>(moments, options.offset, weight, bias, there[i] ? column : 0,
-                                                      values[i]);
+            norm_usual_share<Element, false>(moments, options.offset, weight, bias, there[i] ? column : 0, values[i]);
             y.store<true, form>(target, column, values[i]);
         }
         if (row >= y.rows && row < end) y.clear<form>(row, place.lane(), place.lanes);
@@ -429,8 +428,9 @@ __device__ __forceinline__ void norm_rows(NormRowsShared &shared, const NormInpu
         const UsualNorm found = usual_norm<Element>(options, weight, bias);
         const auto copies = [&](auto usual) {
             return found == usual && with_usual_form<Element>(y, [&](auto form) {
-                       if (shares <= norm_shares) norm_held<Element, usual, form>(shared, input, options, y);
-                       else norm_copies<Element, usual, form>(shared, input, options, y);
+                       if constexpr (holds_rows<Element, usual, form>)
+                           if (shares <= norm_shares) return norm_held<Element, form>(shared, input, options, y);
+                       norm_copies<Element, usual, form>(shared, input, options, y);
                    });
         };
         if (copies(std::integral_constant<UsualNorm, UsualNorm::scaled>{})) return;

@@ -47,8 +47,11 @@ def _fewer(blocks: int, room: int) -> int:
 
 
 def share_blocks(rows: int, cols: int, room: int = 0) -> int:
-    """Return the blocks of threads for rows whose shares are processed independently. room: how many run at a time."""
-    return _fewer(-(-rows * -(-cols // (2 * SHARE)) * 2 // THREADS), room)
+    """Return the blocks of threads for rows whose shares are processed independently. room: how many run at a time.
+
+    Two waves: blocks of equal work end at different times, and those of the second wave fill the gaps.
+    """
+    return _fewer(-(-rows * -(-cols // (2 * SHARE)) * 2 // THREADS), 2 * room)
 
 
 def norm_blocks(rows: int, cols: int, room: int = 0) -> int:
