@@ -493,8 +493,9 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
         load_a(0, 0);
         load_b(0, 0, 0);
         uint32_t offset = 0;
-        // With two stages, the copies of the next slice must start early.
-        constexpr int parts = stages == 2 ? 4 : steps * pairs - 1;
+        // Copies that follow each other: the compiler puts three dead loads before each copy behind a load of
+        // fragments. With two stages, they must start early. Few MMAs hide no more than a copy at a time.
+        constexpr int parts = Shape::slices > 1 || stages == 2 ? 4 : steps * pairs - 1;
         // All slices. Copies of a later slice and loads of the next fragments are issued between the MMAs.
 #pragma unroll 1
         for (int slice = 0; slice < slices; ++slice) {
