@@ -231,8 +231,9 @@ round them a second time, which costs additional accuracy. The text is the first
   which keeps float32 between products. With activations in bf16 or mxfp8 the kernels come within 1 % of it.
 - *spread* is the mean of {passes} such passes, with the standard deviation of a single one. These passes keep bfloat16
   between products, as the kernels do, and their activations differ by at most 2^-16 before they are quantized. The last
-  bit of a sum moves an activation to another code, and later layers amplify the difference. In 4 bits two equally good
-  forward passes therefore differ by 2 to 5 %, and no perplexity of this text tells kernels apart that are closer.
+  bit of a sum moves an activation to another code, and later layers amplify the difference. In 4 bits equally good
+  forward passes therefore differ by 1 to 6 % (one deviation), and the perplexity of one text tells no closer kernels
+  apart.
 - *KL* is the mean divergence from the distribution of the float64 forward pass, in nats; *top* is the share of
   positions with the same top token.
 - *bytes* is the size of the weights of all layers; *cache bytes* is the size of one token in the caches of all layers.

@@ -205,8 +205,9 @@ def in_blocks(format: str, q, k, v, **arguments):
 
 
 def attends_in_blocks(format, queries=20, window=(200, 0)):
-    """Compare with the restatement, with every kind of tile: hidden, partly hidden, plain, causal and ragged; or without
-    a window.
+    """Compare with the restatement, with every kind of tile: hidden, partly hidden, plain, causal and ragged.
+
+    Without a window no tile is hidden.
 
     There are more tiles than stages; scales differ between rows and blocks, and later keys score higher.
     """
