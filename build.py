@@ -833,14 +833,20 @@ def pack(units, modules, folder):
             }
         packs[folder / f"{name}.ptx.xz"] = b"".join(texts)
     with concurrent.futures.ThreadPoolExecutor(cores()) as pool:
-        for file, data in zip(
-            packs, pool.map(lambda data: lzma.compress(data, preset=9 | lzma.PRESET_EXTREME), packs.values())
-        ):
+        for file, data in zip(packs, pool.map(compressed, packs, packs.values())):
             file.write_bytes(data)
     files = list(packs)
     files.append(folder / "index.json")
     files[-1].write_text(json.dumps({"units": index}, separators=(",", ":")), encoding="utf-8")
     return files
+
+
+def compressed(file, data):
+    """Return what an `.xz` file holds. Machine instructions are 16 bytes long, which the compressor is told (pb); texts
+    have no such period."""
+    period = 0 if file.name.endswith(".ptx.xz") else 4
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "pb": period}]
+    return lzma.compress(data, filters=filters)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

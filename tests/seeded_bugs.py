@@ -977,8 +977,8 @@ BUGS = [
         "natural_maxima_taken_for_powers_of_two",
         "attention_merge",
         "op/merge.cuh",
-        "0.0f : exp_f32(max - top)",
-        "0.0f : ptx::ex2_approx_ftz_f32(max - top)",
+        "0.0f : exp_f32(max[i] - top)",
+        "0.0f : ptx::ex2_approx_ftz_f32(max[i] - top)",
     ),
     Bug(
         "around",

@@ -269,9 +269,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
 
 // The entries of a unit on block formats, for the head dimensions VARIANT_dim and VARIANT_dim_v: of whole blocks and,
 // where the shape has them, of half blocks.
-#define HAS_HALF_BLOCKS                                                                                                \
-    (HAS_BLOCK_SCALED_MMA && VARIANT_dim == VARIANT_dim_v && (VARIANT_dim == 64 || VARIANT_dim == 128))
-#if HAS_HALF_BLOCKS
+#if UNIT_TAKES_HALF_BLOCKS
 #define BLOCK_ATTENTION(ScoreFormat, ValueFormat)                                                                      \
     BLOCK_ATTENTION_ENTRY(ENTRY(), ScoreFormat, ValueFormat, false)                                                    \
     BLOCK_ATTENTION_ENTRY(ENTRY(_half), ScoreFormat, ValueFormat, true)
@@ -281,7 +279,7 @@ __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared
 #define BLOCK_ATTENTION_TILING(ScoreFormat, ValueFormat, half)                                                         \
     op::BlockTiling<ScoreFormat, ValueFormat, VARIANT_dim, VARIANT_dim_v, true, half>
 #define BLOCK_ATTENTION_ENTRY(name, ScoreFormat, ValueFormat, half)                                                    \
-    static_assert(BLOCK_ATTENTION_TILING(ScoreFormat, ValueFormat, half)::has_halves == HAS_HALF_BLOCKS);              \
+    static_assert(BLOCK_ATTENTION_TILING(ScoreFormat, ValueFormat, half)::has_halves == UNIT_TAKES_HALF_BLOCKS);       \
     KERNEL(name, .threads = {BLOCK_ATTENTION_TILING(ScoreFormat, ValueFormat, half)::threads},                         \
            .shared_bytes = sizeof(BLOCK_ATTENTION_TILING(ScoreFormat, ValueFormat, half)::Shared),                     \
            .tile = {1, BLOCK_ATTENTION_TILING(ScoreFormat, ValueFormat, half)::rows, 1},                               \

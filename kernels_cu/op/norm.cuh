@@ -296,9 +296,11 @@ __device__ inline void norm_usual_share(const RowMoments &row, float offset, con
     }
 }
 
-// Whether a usual norm holds a row in registers. The other outputs leave too few: they spilled and were slower.
+// Whether a usual norm holds a row in registers: of 16-bit elements, into the same type or into mxfp4. The other
+// outputs leave too few registers: they spilled and were slower.
 template <class Element, UsualNorm usual, Form form>
-constexpr bool holds_rows = usual == UsualNorm::scaled && (form == form_of<Element> || form == Form::mxfp4);
+constexpr bool holds_rows =
+    sizeof(Element) == 2 && usual == UsualNorm::scaled && (form == form_of<Element> || form == Form::mxfp4);
 
 // The usual norms by the root mean square of x alone, of whole rows whose lanes have at most `norm_shares` shares. A
 // row is held in registers; its share in shared memory takes the row after the next one, so that two rows are in

@@ -64,6 +64,10 @@ struct BlockAttentionShape {
     static constexpr bool has_plain_loop = ptx::has_block_scaled_mma;
 };
 
+// `has_halves` for the preprocessor, of a unit on block formats: only then the unit has entries of half blocks.
+#define UNIT_TAKES_HALF_BLOCKS                                                                                         \
+    (HAS_BLOCK_SCALED_MMA && VARIANT_dim == VARIANT_dim_v && (VARIANT_dim == 64 || VARIANT_dim == 128))
+
 // Whether lanes that share a scale exchange their largest scores before a warp knows which rows grow. Native code does
 // so after. The stand-ins stay as they were measured.
 constexpr bool exchanges_maxima_first = !ptx::has_block_scaled_mma;

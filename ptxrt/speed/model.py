@@ -13,11 +13,12 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from .. import kernels, units
+from .. import units
 from ..backend import Facts
 from ..declaration import half_of
 from ..disassembly import sass_of
 from ..errors import BuildError
+from ..kernel import REGISTRY
 from ..launch import takes_halves
 from . import rates
 from .listing import Instruction, parse
@@ -320,7 +321,7 @@ def _cycles_to_the_first_tile(entry: Entry, prologue: list[Instruction], machine
     launch gives the operands, global scales, and an output in bf16.
     """
     warps = entry.resident(machine.card)[0]
-    arrays = kernels()[entry.kernel].arrays
+    arrays = REGISTRY[entry.kernel].arrays
     given = {array.name for array in arrays if not array.optional or array.name.endswith(("_global", "out_bf16"))}
     first = PARAMETERS[machine.card.target]
     path = without_absent(prologue, {first + 8 * i for i, array in enumerate(arrays) if array.name not in given})
