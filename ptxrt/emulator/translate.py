@@ -246,21 +246,23 @@ class Translator:
                 else:
                     others.update(register.name for register in written)
 
+        readers: dict[str, list[tuple[str, bool]]] = {}  # source -> (target, whether the copy is a move)
+        for target, sources, is_move in copies:
+            for source in sources:
+                readers.setdefault(source.name, []).append((target.name, is_move))
+
         def spread(kept: set[str]) -> set[str]:
-            loose, changed = set(arithmetic), True
-            while changed:
-                changed = False
-                for target, sources, is_move in copies:
-                    if target.name in loose or is_move and target.name in kept:
-                        continue
-                    if any(source.name in loose for source in sources):
-                        loose.add(target.name)
-                        changed = True
+            loose, fresh = set(arithmetic), list(arithmetic)
+            while fresh:
+                for target, is_move in readers.get(fresh.pop(), ()):
+                    if target not in loose and not (is_move and target in kept):
+                        loose.add(target)
+                        fresh.append(target)
             return loose
 
         loose = spread(set())
-        exact = {target.name for target, sources, _ in copies if not any(source.name in loose for source in sources)}
-        mixed = {target.name for target, *_ in copies if target.type[0] != "f" and target.name in others | exact}
+        others |= {target.name for target, sources, _ in copies if not any(source.name in loose for source in sources)}
+        mixed = {target.name for target, *_ in copies if target.type[0] != "f" and target.name in others}
         self.loose = (spread(mixed) if mixed & loose else loose) - set(self.uniform)
 
     def find_lifetimes(self) -> None:
@@ -269,25 +271,27 @@ class Translator:
         numbers: dict[str, int] = {}
         types: dict[int, str] = {}
 
-        def bit(register: Register) -> int:
+        def number_of(register: Register) -> int:
             number = numbers.setdefault(register.name, len(numbers))
             types[number] = register.type
-            return 1 << number
+            return number
 
         uses, defines = [0] * count, [0] * count
         for index, block in enumerate(self.decoded):
-            use = define = 0
+            use: set[int] = set()
+            define: set[int] = set()
             for item in block:
                 if item.uniform:
                     continue
                 for register in item.registers_read():
-                    if register.name not in self.uniform and not define & bit(register):
-                        use |= bit(register)
+                    if register.name not in self.uniform and (number := number_of(register)) not in define:
+                        use.add(number)
                 guard = item.instruction.guard
                 for register in item.registers_written():
-                    if guard and not define & bit(register):
-                        use |= bit(register)
-                    define |= bit(register)
+                    number = number_of(register)
+                    if guard and number not in define:
+                        use.add(number)
+                    define.add(number)
             terminator = self.program.blocks[index].terminator
             subject = (
                 terminator.predicate
@@ -296,9 +300,10 @@ class Translator:
                 if isinstance(terminator, Switch)
                 else None
             )
-            if isinstance(subject, Register) and subject.name not in self.uniform and not define & bit(subject):
-                use |= bit(subject)
-            uses[index], defines[index] = use, define
+            if isinstance(subject, Register) and subject.name not in self.uniform:
+                if (number := number_of(subject)) not in define:
+                    use.add(number)
+            uses[index], defines[index] = _mask(use), _mask(define)
         live_in, live_out = list(uses), [0] * count
         changed = True
         while changed:
@@ -507,12 +512,21 @@ def _targets(terminator) -> tuple[int, ...]:
     return (terminator.target,) if hasattr(terminator, "target") else ()
 
 
-def _bits(mask: int):
-    """The positions of the bits of a mask."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+def _mask(positions: set[int]) -> int:
+    """The number whose bits at these positions are set. One pass over its bytes: a bit at a time would copy the whole
+    number for each."""
+    if not positions:
+        return 0
+    bits = np.zeros(max(positions) + 1, bool)
+    bits[list(positions)] = True
+    return int.from_bytes(np.packbits(bits, bitorder="little").tobytes(), "little")
+
+
+def _bits(mask: int) -> list[int]:
+    """The positions of the bits of a mask, in ascending order."""
+    data = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), np.uint8)
+    positions: list[int] = np.flatnonzero(np.unpackbits(data, bitorder="little")).tolist()
+    return positions
 
 
 def _widened(result: np.ndarray, type: str, register: str) -> np.ndarray:
