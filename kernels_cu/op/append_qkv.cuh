@@ -186,14 +186,15 @@ __device__ inline void append_plain(NormRowsShared &shared, const QkvTokens<Elem
     // The position and the slot of the next token are in flight while rows of this one are processed.
     int next_position = positions[token];
     long long next_slot = slots[token];
-    // Starts copying the next row to shared memory, after the last one of a token the first one of the next token.
+    // Starts copying the next row to shared memory, after the last one of a token the first one of the next token. A
+    // lane without a row takes the last one.
     const char *const raw = reinterpret_cast<const char *>(&shared.kept.chunk[0][threadIdx.x]);
     const uint32_t kept = static_cast<uint32_t>(__cvta_generic_to_shared(raw));
     constexpr int chunk_bytes = sizeof(shared.kept.chunk[0]), stage_bytes = 2 * chunk_bytes;
     int ahead_token = token, ahead_first = begin, ahead_stage = 0;
     const auto start = [&] {
-        const int row = ahead_first + mine;
-        if (ahead_token < end && row < of_token) {
+        const int row = min(ahead_first + mine, of_token - 1);
+        if (ahead_token < end) {
             const bool asks = row < x.heads, is_key = row < x.heads + x.heads_kv;
             const Element *const rows = asks ? x.q.first : is_key ? x.k.first : x.v.first;
             const int64_t by_token = asks ? x.q.token_stride : is_key ? x.k.token_stride : x.v.token_stride;
