@@ -1521,14 +1521,14 @@ BUGS = [
         "kept ^= norm_shares;",
         "kept = 0;",
     ),
-    Bug("produce", "values_turned_as_keys", "append_qkv", "op/append_qkv.cuh", "if (asks || is_key) turn", "turn"),
+    Bug("produce", "values_turned_as_keys", "append_qkv", "op/append_qkv.cuh", "turns = row < k_end", "turns = true"),
     Bug(
         "produce",
         "rows_of_the_neighbouring_token",
         "append_qkv",
         "op/append_qkv.cuh",
-        "ahead_first = begin, ahead_token += teams;",
-        "ahead_first = begin, ++ahead_token;",
+        "ahead_end = 0, ahead_token += teams;",
+        "ahead_end = 0, ++ahead_token;",
     ),
     Bug(
         "produce",

@@ -191,26 +191,36 @@ __device__ inline void append_plain(NormRowsShared &shared, const QkvTokens<Elem
     const char *const raw = reinterpret_cast<const char *>(&shared.kept.chunk[0][threadIdx.x]);
     const uint32_t kept = static_cast<uint32_t>(__cvta_generic_to_shared(raw));
     constexpr int chunk_bytes = sizeof(shared.kept.chunk[0]), stage_bytes = 2 * chunk_bytes;
-    int ahead_token = token, ahead_first = begin, ahead_stage = 0;
+    const int k_end = x.heads + x.heads_kv;
+    int ahead_token = token, ahead_first = begin, ahead_stage = 0,
+        ahead_end = 0;   // the end of queries, keys or values
+    const Element *from = nullptr;
+    int64_t from_step = 0;
     const auto start = [&] {
-        const int row = min(ahead_first + mine, of_token - 1);
         if (ahead_token < end) {
-            const bool asks = row < x.heads, is_key = row < x.heads + x.heads_kv;
-            const Element *const rows = asks ? x.q.first : is_key ? x.k.first : x.v.first;
-            const int64_t by_token = asks ? x.q.token_stride : is_key ? x.k.token_stride : x.v.token_stride;
-            const int64_t by_head = asks ? x.q.head_stride : is_key ? x.k.head_stride : x.v.head_stride;
-            const int head = row - (asks ? 0 : is_key ? x.heads : x.heads + x.heads_kv);
-            const Element *const from = rows + ahead_token * by_token + head * by_head + column;
+            if (ahead_first + mine >= ahead_end) {
+                const int row = min(ahead_first + mine, of_token - 1);
+                const auto find = [&](const HeadRows<const Element> &rows, int first, int last) {
+                    from = rows.row(ahead_token, row - first) + column;
+                    from_step = at_once * rows.head_stride, ahead_end = last;
+                };
+                if (row < x.heads) find(x.q, 0, x.heads);
+                else if (row < k_end) find(x.k, x.heads, k_end);
+                else find(x.v, k_end, of_token);
+            } else {
+                from += from_step;
+            }
             ptx::cp_async_ca<16>(kept + ahead_stage, from, 16);
             ptx::cp_async_ca<16>(kept + ahead_stage + chunk_bytes, from + half, 16);
         }
         ptx::cp_async_commit_group();
         ahead_stage = (ahead_stage + stage_bytes) & (stages * stage_bytes - 1);
         ahead_first += at_once;
-        if (ahead_first >= of_token) ahead_first = begin, ahead_token += teams;
+        if (ahead_first >= of_token) ahead_first = begin, ahead_end = 0, ahead_token += teams;
     };
 #pragma unroll
     for (int i = 0; i < stages - 1; ++i) start();
+    float weights[2][8];
     int stage = 0;
 #pragma unroll 1
     for (; token < end; token += teams) {
@@ -219,23 +229,41 @@ __device__ inline void append_plain(NormRowsShared &shared, const QkvTokens<Elem
         const bool has_slot = is_slot(slot, count);
         const int claim = has_slot && claims ? claims[slot] : token;
         if (token + teams < end) next_position = positions[token + teams], next_slot = slots[token + teams];
-        // Where rows go to, those of queries, of keys, and of values, counted from the first query.
+        // Where rows go to: found anew for queries, for keys, and for values.
         const bool stored = has_slot && claim == token;
         const SlotPlace place(stored ? slot : 0, count, page_rows);
-        const auto rows_of = [&](const CacheTarget &cache, int before) {
-            return reinterpret_cast<Element *>(cache.codes(place.page, place.row, -before)) + column;
-        };
-        Element *const to_q = target.out + int64_t(token) * x.heads * x.dim + column,
-                       *const to_k = rows_of(keys, x.heads), *const to_v = rows_of(values_to, x.heads + x.heads_kv);
-        const int64_t k_step = keys.rows.code_strides.head / int(sizeof(Element)),
-                      v_step = values_to.rows.code_strides.head / int(sizeof(Element));
+        const float *weight = nullptr;
+        bool turns = false, writes = false;
+        int to_end = 0;
+        Element *to = nullptr;
+        int64_t to_step = 0;
 #pragma unroll 1
-        for (int first = begin; first < of_token; first += at_once) {
+        for (int first = begin; first < of_token; first += at_once, to += to_step) {
             const int row = first + mine;
-            const bool asks = row < x.heads, is_key = !asks && row < x.heads + x.heads_kv;
-            const float *const weight = asks ? norms.q_weight : is_key ? norms.k_weight : nullptr;
-            tile::Eight<float> weights[2];
-            if (weight) weights[0].load(weight + column), weights[1].load(weight + column + half);
+            if (row >= to_end) {
+                const auto find = [&](char *rows, int64_t stride, const float *weight_of, int begin, int last) {
+                    to = reinterpret_cast<Element *>(rows + (row - begin) * stride) + column;
+                    to_step = at_once * stride / int(sizeof(Element));
+                    weight = weight_of, to_end = last;
+                };
+                const auto of_cache = [&](const CacheTarget &cache, const float *weight_of, int begin, int last) {
+                    find(cache.codes(place.page, place.row, 0), cache.rows.code_strides.head, weight_of, begin, last);
+                };
+                if (row < x.heads)
+                    find(reinterpret_cast<char *>(target.out + int64_t(token) * x.heads * x.dim),
+                         x.dim * int(sizeof(Element)), norms.q_weight, 0, x.heads);
+                else if (row < k_end) of_cache(keys, norms.k_weight, x.heads, k_end);
+                else of_cache(values_to, nullptr, k_end, of_token);
+                turns = row < k_end, writes = row < x.heads || (stored && row < of_token);
+#pragma unroll
+                for (int i = 0; i < 2 && weight; ++i) {
+                    tile::Eight<float> eight;
+                    eight.load(weight + column + i * half);
+                    eight.unpack(weights[i]);
+#pragma unroll
+                    for (float &one : weights[i]) one += 0.0f;   // as rmsnorm's offset
+                }
+            }
             ptx::cp_async_wait_group<stages - 2>();
             float values[2][8];
 #pragma unroll
@@ -255,17 +283,14 @@ __device__ inline void append_plain(NormRowsShared &shared, const QkvTokens<Elem
                 if (weight) {
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
-                        float some[8];
-                        weights[i].unpack(some);
 #pragma unroll
-                        for (int j = 0; j < 8; ++j) values[i][j] = values[i][j] * factor * (some[j] + 0.0f);
+                        for (int j = 0; j < 8; ++j) values[i][j] = values[i][j] * factor * weights[i][j];
                         tile::unpack(tile::pack(values[i], Element{}), values[i], Element{});
                     }
                 }
             }
-            if (asks || is_key) turn(values);
-            if (row >= of_token || !(asks || stored)) continue;
-            Element *const to = (asks ? to_q : is_key ? to_k : to_v) + row * (asks ? x.dim : is_key ? k_step : v_step);
+            if (turns) turn(values);
+            if (!writes) continue;
             tile::store(to, tile::pack(values[0], Element{}));
             tile::store(to + half, tile::pack(values[1], Element{}));
         }
