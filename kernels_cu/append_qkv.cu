@@ -2,6 +2,7 @@
 #include "kernel.cuh"
 #include "op/append_qkv.cuh"
 
+// With 16-bit elements append_any() spills nine words that its loop uses once per row.
 #define INSTANCE(suffix, Element, spilled)                                                                             \
     KERNEL(append_qkv##suffix, .threads = {op::produce_threads}, .shared_bytes = sizeof(op::NormRowsShared),           \
            .min_blocks = 2, .spill_bytes = spilled)                                                                    \
