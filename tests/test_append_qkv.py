@@ -53,6 +53,10 @@ CASES = [
     ("mxfp4", 64, 64, 0, "halves", "k", dict(dim_v=96)),
     ("f16", 64, 64, 0, "halves", "qk", dict(k_mean=normal(2, 64), k_global=[2.0, 0.5])),
     ("f16", 64, 64, 0, "halves", "qk", {}),
+    ("bf16", 64, 64, 0, "pairs", "", {}),
+    ("f16", 128, 128, 0, "pairs", "qk", {}),
+    ("bf16", 256, 256, 0, "pairs", "k", {}),
+    ("f16", 256, 256, 0, "halves", "q", {}),
     ("mxfp4", 96, 38, 3, "pairs", "qk", dict(k_global=[2.0, 0.5])),
     ("mxfp8", 96, 38, 2, "pairs", "k", {}),
 ]
@@ -87,6 +91,22 @@ def test_the_bytes_of_the_parts_in_turn(text_machine, format, dim, width, first,
     in_turn([x[::-1] for x in parts], caches[0], slots, positions, table, **weights, **turns)
     for name, x in contents(cache).items():
         np.testing.assert_array_equal(x, contents(caches[0])[name], err_msg=name)
+
+
+@pytest.mark.parametrize("style", ["halves", "pairs"])
+@pytest.mark.parametrize("format", ["bf16", "mxfp8"])
+def test_positions_outside_the_table(text_machine, format, style):
+    """Positions on a device are not checked: queries and keys become NaN there, as by `rope`; values do not."""
+    qkv, table = normal(3, 8 * 64, dtype=BF16), ptxrt.to_device(ptxrt.rope_table(64, 5))
+    positions = ptxrt.to_device(np.array([5, 4, -1], np.int32))
+    slots, caches = ptxrt.to_device(np.array([2, 1, 5], np.int64)), [cache_of(format, 64) for _ in range(2)]
+    parts = [ptxrt.to_device(np.ascontiguousarray(part)) for part in parts_of(qkv, 4, 64, 64)]
+    want = in_turn(parts, caches[0], slots, positions, table, style=style)
+    q = ptxrt.append_qkv(ptxrt.to_device(qkv), caches[1], slots, positions, table, heads=4, style=style)
+    np.testing.assert_array_equal(q.to_numpy().view(np.uint16), want.to_numpy().view(np.uint16))
+    assert np.isnan(q.to_numpy().astype(np.float32))[[0, 2]].all()
+    for name, x in contents(caches[0]).items():
+        np.testing.assert_array_equal(contents(caches[1])[name], x)
 
 
 @pytest.mark.parametrize("q_format", ["mxfp8", "mxfp4", "nvfp4"])

@@ -330,10 +330,43 @@ def test_no_bit_depends_on_the_number_of_blocks(text_machine, monkeypatch, name,
     arrays = lambda y: [y.codes, y.scales] if format else [y]
     y = arrays(CALLS[name][0](x, **options))
     assert ptxrt.last_launches()[-1].grid[0] > 1
-    monkeypatch.setattr(produce_kernels, "_fewer", lambda blocks, room: 1)
+    monkeypatch.setattr(produce_kernels, "_fewer", lambda *blocks: 1)
     for one, other in zip(arrays(CALLS[name][0](x.copy(), **options)), y):
         assert ptxrt.last_launches()[-1].grid[0] == 1
         np.testing.assert_array_equal(one, other)
+
+
+def few_calls(x, residual, weight, bias):
+    """Norms with all options, of weights in float32 and in x's type."""
+    dtype = x.dtype
+    same = weight.astype(dtype), bias.astype(dtype)
+    other = np.float16 if dtype == np.float32 else np.float32
+    yield ptxrt.rmsnorm(x)
+    yield ptxrt.rmsnorm(x, same[0], offset=1.0, out_dtype=other)
+    yield ptxrt.rmsnorm(x, weight, rounding="16", residual=residual)
+    yield ptxrt.rmsnorm(x, weight.astype(np.float16), residual=residual, out_dtype=np.float32)
+    yield ptxrt.layernorm(x, *same)
+    yield ptxrt.layernorm(x, *same, residual=residual)
+    yield ptxrt.layernorm(x, weight, bias, residual=residual)
+    yield ptxrt.layernorm(x, None, bias.astype(BF16), out_dtype=BF16)
+
+
+@pytest.mark.parametrize("rows, cols", [(70, 64), (9, 384), (5, 576), (2, 4096)])
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda t: np.dtype(t).name)
+def test_few_rows_have_the_bits_of_many(text_machine, monkeypatch, dtype, rows, cols):
+    """Of few rows each lane has two threads. One block takes all rows in turn."""
+    arrays = lambda: (
+        *(normal(rows, cols, dtype=dtype, seed=s) for s in (0, 1)),
+        *(normal(cols, seed=s) for s in (2, 3)),
+    )
+    few = list(few_calls(*arrays()))
+    assert ptxrt.last_launches()[-1].grid[0] > 1
+    monkeypatch.setattr(produce_kernels, "_fewer", lambda *blocks: 1)
+    for want, got in zip(few, few_calls(*arrays())):
+        assert ptxrt.last_launches()[-1].grid[0] == 1
+        for one, other in zip(*(y if isinstance(y, tuple) else (y,) for y in (want, got))):
+            assert one.dtype == other.dtype
+            np.testing.assert_array_equal(one, other)
 
 
 def forms_of(call, x, plain, layout):
@@ -351,7 +384,7 @@ def forms_of(call, x, plain, layout):
 @pytest.mark.parametrize("name, dtype", [("rmsnorm", np.float16), ("layernorm", np.float16), ("layernorm", BF16)])
 def test_norms_in_every_form(text_machine, monkeypatch, name, dtype):
     """Weights of x's type, rows of 16 and of 64 lanes. One block takes all rows in turn."""
-    monkeypatch.setattr(produce_kernels, "_fewer", lambda blocks, room: 1)
+    monkeypatch.setattr(produce_kernels, "_fewer", lambda *blocks: 1)
     for rows, cols, layout in (18, 512, "128x4"), (5, 1056, "linear"):
         x, weight, bias = (normal(*size, dtype=dtype, seed=3) for size in ((rows, cols), (cols,), (cols,)))
         given = (weight, bias)[: 1 + (name == "layernorm")]
@@ -398,7 +431,7 @@ def test_norms_with_sums_of_long_rows(text_machine):
 )
 def test_gates_and_activations_in_every_form(text_machine, monkeypatch, dtype, options):
     """One block takes all shares in turn."""
-    monkeypatch.setattr(produce_kernels, "_fewer", lambda blocks, room: 1)
+    monkeypatch.setattr(produce_kernels, "_fewer", lambda *blocks: 1)
     x = 3 * normal(36, 256, dtype=dtype)
     call = lambda x, **rest: ptxrt.swiglu(x, **options, **rest)
     once = {name: value for name, value in options.items() if name != "rounding"}

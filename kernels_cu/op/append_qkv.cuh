@@ -149,12 +149,158 @@ struct ProjectionRow {
     }
 };
 
+// The page of a slot and the row in it. Quotients of 64 bits take long; few caches need them.
+struct SlotPlace {
+    int64_t page;
+    int row;
+
+    __device__ SlotPlace(long long slot, long long count, int page_rows) {
+        if (count >> 32) page = slot / page_rows;
+        else page = unsigned(slot) / unsigned(page_rows);
+        row = slot - page * page_rows;
+    }
+};
+
+// The rows of a block's tokens where all heads have one dimension, the rotation is of all_columns(), rows and weights
+// are whole, and queries are stored, and keys and values written, as they are, in Element's type. Each step gives the
+// bytes of append_any().
+//
+// A token has one or several warps, so that its slot and its angles are taken once. A thread has eight columns of a row
+// and the eight that lie half a row behind them, which are the pairs of a rotation by halves. Rows are copied to shared
+// memory while those before are processed.
+template <class Element>
+__device__ inline void append_plain(NormRowsShared &shared, const QkvTokens<Element> &of) {
+    const auto &[x, norms, rotation, positions, target, slots, claims, count, page_rows, format, keys, values_to,
+                 first_token, tokens_here] = of;
+    constexpr int log_warps = 3, stages = KeptRows::chunks / 2;
+    static_assert(produce_threads == 32 << log_warps);
+    const int half = x.dim / 2, threads = x.dim / 16, power = 31 - __clz(threads);   // threads of a row: at most 32
+    const int of_token = x.of_token(), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // Teams of warps: each has every teams-th token, and as many rows of it at once as it has threads for.
+    const int log_teams = min(32 - __clz(tokens_here - 1), log_warps), log_team = log_warps - log_teams;
+    const int teams = 1 << log_teams, at_once = 32 << log_team >> power;
+    const int begin = (warp & ((1 << log_team) - 1)) * 32 >> power, mine = lane >> power;   // this warp's, this lane's
+    const int column = 8 * (lane & (threads - 1)), end = min(first_token + tokens_here, int(x.tokens));
+    int token = first_token + (warp >> log_team);
+    if (token >= end) return;
+    // The position and the slot of the next token are in flight while rows of this one are processed.
+    int next_position = positions[token];
+    long long next_slot = slots[token];
+    // Starts copying the next row to shared memory, after the last one of a token the first one of the next token. A
+    // lane without a row takes the last one.
+    const char *const raw = reinterpret_cast<const char *>(&shared.kept.chunk[0][threadIdx.x]);
+    const uint32_t kept = static_cast<uint32_t>(__cvta_generic_to_shared(raw));
+    constexpr int chunk_bytes = sizeof(shared.kept.chunk[0]), stage_bytes = 2 * chunk_bytes;
+    const int k_end = x.heads + x.heads_kv;
+    int ahead_token = token, ahead_first = begin, ahead_stage = 0,
+        ahead_end = 0;   // the end of queries, keys or values
+    const Element *from = nullptr;
+    int64_t from_step = 0;
+    const auto start = [&] {
+        if (ahead_token < end) {
+            if (ahead_first + mine >= ahead_end) {
+                const int row = min(ahead_first + mine, of_token - 1);
+                const auto find = [&](const HeadRows<const Element> &rows, int first, int last) {
+                    from = rows.row(ahead_token, row - first) + column;
+                    from_step = at_once * rows.head_stride, ahead_end = last;
+                };
+                if (row < x.heads) find(x.q, 0, x.heads);
+                else if (row < k_end) find(x.k, x.heads, k_end);
+                else find(x.v, k_end, of_token);
+            } else {
+                from += from_step;
+            }
+            ptx::cp_async_ca<16>(kept + ahead_stage, from, 16);
+            ptx::cp_async_ca<16>(kept + ahead_stage + chunk_bytes, from + half, 16);
+        }
+        ptx::cp_async_commit_group();
+        ahead_stage = (ahead_stage + stage_bytes) & (stages * stage_bytes - 1);
+        ahead_first += at_once;
+        if (ahead_first >= of_token) ahead_first = begin, ahead_end = 0, ahead_token += teams;
+    };
+#pragma unroll
+    for (int i = 0; i < stages - 1; ++i) start();
+    float weights[2][8];
+    int stage = 0;
+#pragma unroll 1
+    for (; token < end; token += teams) {
+        const Rotation::Turn turn = rotation.of_columns(next_position, column);
+        const long long slot = next_slot;
+        const bool has_slot = is_slot(slot, count);
+        const int claim = has_slot && claims ? claims[slot] : token;
+        if (token + teams < end) next_position = positions[token + teams], next_slot = slots[token + teams];
+        // Where rows go to: found anew for queries, for keys, and for values.
+        const bool stored = has_slot && claim == token;
+        const SlotPlace place(stored ? slot : 0, count, page_rows);
+        const float *weight = nullptr;
+        bool turns = false, writes = false;
+        int to_end = 0;
+        Element *to = nullptr;
+        int64_t to_step = 0;
+#pragma unroll 1
+        for (int first = begin; first < of_token; first += at_once, to += to_step) {
+            const int row = first + mine;
+            if (row >= to_end) {
+                const auto find = [&](char *rows, int64_t stride, const float *weight_of, int begin, int last) {
+                    to = reinterpret_cast<Element *>(rows + (row - begin) * stride) + column;
+                    to_step = at_once * stride / int(sizeof(Element));
+                    weight = weight_of, to_end = last;
+                };
+                const auto of_cache = [&](const CacheTarget &cache, const float *weight_of, int begin, int last) {
+                    find(cache.codes(place.page, place.row, 0), cache.rows.code_strides.head, weight_of, begin, last);
+                };
+                if (row < x.heads)
+                    find(reinterpret_cast<char *>(target.out + int64_t(token) * x.heads * x.dim),
+                         x.dim * int(sizeof(Element)), norms.q_weight, 0, x.heads);
+                else if (row < k_end) of_cache(keys, norms.k_weight, x.heads, k_end);
+                else of_cache(values_to, nullptr, k_end, of_token);
+                turns = row < k_end, writes = row < x.heads || (stored && row < of_token);
+#pragma unroll
+                for (int i = 0; i < 2 && weight; ++i) {
+                    tile::Eight<float> eight;
+                    eight.load(weight + column + i * half);
+                    eight.unpack(weights[i]);
+#pragma unroll
+                    for (float &one : weights[i]) one += 0.0f;   // as rmsnorm's offset
+                }
+            }
+            ptx::cp_async_wait_group<stages - 2>();
+            float values[2][8];
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                tile::unpack(*reinterpret_cast<const uint4 *>(raw + stage + i * chunk_bytes), values[i], Element{});
+            stage = (stage + stage_bytes) & (stages * stage_bytes - 1);
+            start();
+            if (norms.q_weight || norms.k_weight) {
+                float squares = 0.0f;
+#pragma unroll
+                for (int i = 0; i < 16; ++i) squares = fmaf(values[i / 8][i % 8], values[i / 8][i % 8], squares);
+#pragma unroll
+                for (int mask = 1; mask < 32; mask *= 2)
+                    if (mask < threads) squares += ptx::shfl_sync_bfly_f32(squares, mask);
+                // The dimension is a power of two: the product is the quotient.
+                const float factor = 1.0f / sqrtf(squares * (1.0f / x.dim) + norms.eps);
+                if (weight) {
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+                        for (int j = 0; j < 8; ++j) values[i][j] = values[i][j] * factor * weights[i][j];
+                        tile::unpack(tile::pack(values[i], Element{}), values[i], Element{});
+                    }
+                }
+            }
+            if (turns) turn(values);
+            if (!writes) continue;
+            tile::store(to, tile::pack(values[0], Element{}));
+            tile::store(to + half, tile::pack(values[1], Element{}));
+        }
+    }
+}
+
 // The rows of a block's tokens where all heads have one dimension, the rotation is straight(), and rows and weights
-// are whole. Each step gives the bytes of append_any(). alike: queries are stored, and keys and values written, as they
-// are, in Element's type.
-// The next rows are copied to shared memory while these are processed. If stores need few registers, the next rows'
-// angles are loaded while these are stored.
-template <class Element, bool alike>
+// are whole. Each step gives the bytes of append_any(). The next rows are copied to shared memory while these are
+// processed.
+template <class Element>
 __device__ inline void append_straight(NormRowsShared &shared, const QkvTokens<Element> &of) {
     const auto &[x, norms, rotation, positions, target, slots, claims, count, page_rows, format, keys, values_to,
                  first_token, tokens_here] = of;
@@ -185,7 +331,6 @@ __device__ inline void append_straight(NormRowsShared &shared, const QkvTokens<E
     ProjectionRow next(x, first_token, tokens_here, unit);
     begin(next, kept);
     int next_position = position_of(next);
-    if (alike) begin_angles(next, next_position);
     int turn = 0;
 #pragma unroll 1
     for (int first = 0; first < end; first += place.rows()) {
@@ -193,7 +338,7 @@ __device__ inline void append_straight(NormRowsShared &shared, const QkvTokens<E
         next = move_on();
         const int position = next_position;
         next_position = position_of(next);   // in flight meanwhile, as `claim`
-        if (!alike) begin_angles(row, position);
+        begin_angles(row, position);
         const long long slot = row.present && !row.is_query ? slots[row.token] : -1;
         const bool has_slot = is_slot(slot, count);
         const int claim = has_slot && claims ? claims[slot] : row.token;
@@ -230,23 +375,11 @@ __device__ inline void append_straight(NormRowsShared &shared, const QkvTokens<E
 #pragma unroll
             for (int i = 0; i < norm_shares; ++i) round_values<Element>(values[i]);
         }
-        if (alike) begin_angles(next, next_position);
         // Store queries, and write keys and values to the cache.
         const bool stored = has_slot && claim == row.token;
-        const int64_t page = stored ? slot / page_rows : 0, in_page = stored ? slot - page * page_rows : 0;
+        const SlotPlace at(stored ? slot : 0, count, page_rows);
         const CacheTarget here = target_of(row.is_key, keys, values_to);
         const int64_t query = int64_t(row.token) * x.heads + row.head;
-        if constexpr (alike) {
-            Element *const to = row.is_query ? target.out + query * cols
-                                             : reinterpret_cast<Element *>(here.codes(page, in_page, row.head));
-#pragma unroll
-            for (int i = 0; i < norm_shares; ++i) {
-                RowShares<Element, 1> share;
-                share.pack(0, values[i]);
-                share.store_paired(to + place.column(i), row.is_query ? row.present : stored);
-            }
-            continue;
-        }
         const bool queries = ptx::vote_sync_any(row.present && row.is_query), writes = ptx::vote_sync_any(stored);
 #pragma unroll 1
         for (int i = 0; i < norm_shares; ++i) {
@@ -254,7 +387,7 @@ __device__ inline void append_straight(NormRowsShared &shared, const QkvTokens<E
             const bool asks = row.present && row.is_query;
             if (target.out && asks) store_values<true>(target.out + query * cols + column, cols, values[0]);
             if (queries && !target.out) target.quantized.store(query, column, cols, asks, values[0]);
-            if (writes) here.store(format, page, in_page, row.head, column, cols, stored, values[0]);
+            if (writes) here.store(format, at.page, at.row, row.head, column, cols, stored, values[0]);
 #pragma unroll
             for (int j = 0; j < 16; ++j) values[0][j / 8][j % 8] = values[1][j / 8][j % 8];
         }
@@ -338,7 +471,7 @@ __device__ inline void append_any(NormRowsShared &shared, const QkvTokens<Elemen
             // Store queries, and write keys and values to the cache.
             const bool queries = ptx::vote_sync_any(present && is_query);
             const bool writes = ptx::vote_sync_any(stored);
-            const int64_t page = stored ? slot / page_rows : 0, row = stored ? slot - page * page_rows : 0;
+            const SlotPlace at(stored ? slot : 0, count, page_rows);
 #pragma unroll 1
             for (int i = 0; i < norm_shares; ++i) {
                 const int column = place.column(share + i);
@@ -353,7 +486,7 @@ __device__ inline void append_any(NormRowsShared &shared, const QkvTokens<Elemen
                 }
                 if (writes) {
                     const CacheTarget here = target_of(is_key, keys, values_to);
-                    here.store(format, page, row, head, column, cols, stored && column < cols, some);
+                    here.store(format, at.page, at.row, head, column, cols, stored && column < cols, some);
                 }
 #pragma unroll
                 for (int j = 0; j < 16; ++j) some[j / 8][j % 8] = values[1][j / 8][j % 8];
@@ -371,13 +504,15 @@ __device__ inline void append_qkv(NormRowsShared &shared, QkvTokens<Element> of)
     const auto whole = [&x](const HeadRows<const Element> &rows) {
         return is_whole_rows(rows.first, rows.token_stride | rows.head_stride, x.dim);
     };
-    const bool straight = x.dim == x.dim_v && whole(x.q) && whole(x.k) && whole(x.v) && is_chunk(of.norms.q_weight) &&
-                          is_chunk(of.norms.k_weight) && of.rotation.straight(NormLanes(x.dim), x.dim);
+    const NormLanes place(x.dim);
+    const bool whole_heads = x.dim == x.dim_v && whole(x.q) && whole(x.k) && whole(x.v) &&
+                             is_chunk(of.norms.q_weight) && is_chunk(of.norms.k_weight);
     if constexpr (sizeof(Element) == 2) {
         const bool alike = of.format == (tile::is_bf16<Element> ? CacheFormat::bf16 : CacheFormat::f16) &&
                            of.target.out && !of.keys.mean && !of.keys.global_scale && !of.values_to.global_scale;
-        if (straight && alike) append_straight<Element, true>(shared, of);
-        else if (straight) append_straight<Element, false>(shared, of);
+        if (whole_heads && alike && of.rotation.all_columns(place, x.dim) && place.lanes <= 16)
+            append_plain(shared, of);
+        else if (whole_heads && of.rotation.straight(place, x.dim)) append_straight(shared, of);
         else append_any(shared, of);
     } else {
         append_any(shared, of);

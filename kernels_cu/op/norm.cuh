@@ -36,21 +36,23 @@ struct NormLanes {
 };
 
 // The sums over a row's lanes, in each lane: pairs of neighbors, pairs of pairs, and so on. Called by the whole block.
-// both: sums of two numbers, not only the first. turn: 0 and 1 alternately.
-template <bool both>
+// both: sums of two numbers, not only the first. turn: 0 and 1 alternately. threads: of each lane, which have the same
+// sums.
+template <bool both, int threads = 1>
 __device__ inline float2 row_sums(NormShared &shared, int &turn, int lanes, float2 sums) {
+    lanes *= threads;
     const auto pair_up = [&sums](int mask) {
         sums.x += ptx::shfl_sync_bfly_f32(sums.x, mask);
         if (both) sums.y += ptx::shfl_sync_bfly_f32(sums.y, mask);
     };
     if (lanes < 32) {
 #pragma unroll
-        for (int mask = 1; mask < 16; mask *= 2)
+        for (int mask = threads; mask < 16; mask *= 2)
             if (mask < lanes) pair_up(mask);
         return sums;
     }
 #pragma unroll
-    for (int mask = 1; mask < 32; mask *= 2) pair_up(mask);
+    for (int mask = threads; mask < 32; mask *= 2) pair_up(mask);
     if (lanes == 32) return sums;
     const int warp = threadIdx.x / 32, warps = lanes / 32;
     if (threadIdx.x % 32 == 0) shared.of_warp[turn][warp] = sums;
@@ -117,6 +119,25 @@ struct KeptRows {
             if (place.column(share) >= cols) put<Kept>(share, zeros);
     }
 
+    // Starts copying eight values of a whole row of weights to one or two chunks, and gives them.
+    __device__ void begin_eight(int at, const TypedRows<const char> &rows, int column) {
+        const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(&chunk[at][threadIdx.x]));
+        const char *source = rows.first + rows.bytes(column);
+        if (rows.type) ptx::cp_async_ca<16>(target, source, 16);
+        if (rows.type == rows.f32) ptx::cp_async_ca<16>(target + sizeof(chunk[0]), source + sizeof(uint4), 16);
+    }
+    __device__ void get_eight(int at, const TypedRows<const char> &rows, float (&values)[8]) const {
+        const auto get = [&](auto element) {
+            tile::Eight<decltype(element)> eight;
+#pragma unroll
+            for (int i = 0; i < eight.chunks; ++i) eight.chunk[i] = chunk[at + i][threadIdx.x];
+            eight.unpack(values);
+        };
+        if (rows.type == rows.bf16) get(__nv_bfloat16{});
+        else if (rows.type == rows.f16) get(__half{});
+        else get(float{});
+    }
+
     template <class Kept>
     __device__ void put(int share, const float (&values)[2][8]) {
         RowShares<Kept, 1> packed;
@@ -143,8 +164,8 @@ struct RowMoments {
 };
 
 // The moments of a row, whose order depends on `cols` alone. each_share(add) calls add(column, values) for the shares
-// of a lane. Called by the whole block. whole: of a whole row.
-template <bool whole, class EachShare>
+// of a lane. Called by the whole block. whole: of a whole row. threads: of each lane.
+template <bool whole, int threads = 1, class EachShare>
 __device__ inline RowMoments row_moments(NormShared &shared, int &turn, const NormLanes &place, int cols, bool centered,
                                          float eps, EachShare &&each_share) {
     const float count = cols;
@@ -156,7 +177,7 @@ __device__ inline RowMoments row_moments(NormShared &shared, int &turn, const No
 #pragma unroll
             for (int i = 0; i < 8; ++i) sum.x += some[0][i], sum.y += some[1][i];
         });
-        row.mean = row_sums<false>(shared, turn, place.lanes, {sum.x + sum.y, 0.0f}).x / count;
+        row.mean = row_sums<false, threads>(shared, turn, place.lanes, {sum.x + sum.y, 0.0f}).x / count;
         sum = {};
         each_share([&](int column, const float (&some)[2][8]) {
 #pragma unroll
@@ -166,7 +187,7 @@ __device__ inline RowMoments row_moments(NormShared &shared, int &turn, const No
                 sum.y = fmaf(off, off, sum.y);
             }
         });
-        sum = row_sums<true>(shared, turn, place.lanes, sum);
+        sum = row_sums<true, threads>(shared, turn, place.lanes, sum);
         row.rest = sum.x / count;
         squares = sum.y / count - row.rest * row.rest;
     } else {
@@ -175,7 +196,7 @@ __device__ inline RowMoments row_moments(NormShared &shared, int &turn, const No
             for (int i = 0; i < 8; ++i)
                 sum.x = fmaf(some[0][i], some[0][i], sum.x), sum.y = fmaf(some[1][i], some[1][i], sum.y);
         });
-        squares = row_sums<false>(shared, turn, place.lanes, {sum.x + sum.y, 0.0f}).x / count;
+        squares = row_sums<false, threads>(shared, turn, place.lanes, {sum.x + sum.y, 0.0f}).x / count;
     }
     row.factor = 1.0f / sqrtf(squares + eps);
     return row;
@@ -413,14 +434,144 @@ __device__ __forceinline__ void norm_copies(NormRowsShared &shared, const NormIn
     }
 }
 
+// Stores eight values to a 16-byte aligned address, rounded to nearest, ties to even.
 template <class Element>
+__device__ inline void store_eight(Element *target, const float (&values)[8]) {
+    constexpr int count = tile::elements_per_chunk<Element>;
+#pragma unroll
+    for (int i = 0; i < 8; i += count) {
+        float some[count];
+#pragma unroll
+        for (int j = 0; j < count; ++j) some[j] = values[i + j];
+        tile::store(target + i, tile::pack(some, Element{}));
+    }
+}
+
+// The threads of a lane in norm_few().
+constexpr int few_threads = 2;
+
+// Whether norm_few() applies: rows are whole, a lane has few shares, and the blocks have threads for all rows at once.
+// Null pointers and their strides are 0.
+template <class Element>
+__device__ inline bool is_few(const NormInput<Element> &input, const NormOptions &options, const OutputRows &y,
+                              int64_t rows, const NormLanes &place, int cols) {
+    const auto bits = [](auto... pointers) { return (uint32_t(reinterpret_cast<uintptr_t>(pointers)) | ...); };
+    const auto all =
+        bits(input.x, input.residual, input.total, y.bf16, y.f16, y.f32, options.weight.bf16, options.weight.f16,
+             options.weight.f32, options.bias.bf16, options.bias.f16, options.bias.f32);
+    const uint32_t strides = input.x_stride | input.residual_stride | input.total_stride | y.stride;
+    return (all % 16 | strides % 8 | uint32_t(cols) % (2 * produce_share)) == 0 && place.shares <= norm_shares &&
+           int64_t(gridDim.x) * (produce_threads / few_threads >> place.power) >= rows;
+}
+
+// Norms of few whole rows into floats: the threads of all blocks have all rows at once. Both threads of a lane add all
+// of its shares; each stores eight columns of a share. All loads start before the first value is used: those of weights
+// and biases end in shared memory, where they take no registers.
+template <class Element>
+__device__ __forceinline__ void norm_few(NormRowsShared &shared, const NormInput<Element> &input,
+                                         const NormOptions &options, const OutputRows &y, int rows,
+                                         const NormLanes &place, int cols) {
+    const int thread = threadIdx.x & (place.lanes * few_threads - 1), lane = thread / few_threads;
+    const bool upper = thread % few_threads;   // this thread has the last eight columns of a share
+    const int row = (threadIdx.x / few_threads >> place.power) * gridDim.x + blockIdx.x;
+    const int columns[norm_shares] = {lane * produce_share, (lane + place.lanes) * produce_share};
+    const bool there[norm_shares] = {row < rows && columns[0] < cols, row < rows && columns[1] < cols};
+    // Loads.
+    RowShares<Element, 1> of_x[norm_shares], of_residual[norm_shares];
+    const Element *const x = input.x + row * input.x_stride, *const residual =
+                                                                 input.residual + row * input.residual_stride;
+#pragma unroll
+    for (int i = 0; i < norm_shares; ++i) {
+        of_x[i].clear(), of_residual[i].clear();
+        if (there[i]) of_x[i].template load<true>(x, columns[i], cols);
+        if (there[i] && input.residual) of_residual[i].template load<true>(residual, columns[i], cols);
+    }
+    const TypedRows<const char> weight(options.weight), bias(options.bias);
+#pragma unroll
+    for (int i = 0; i < norm_shares; ++i) {
+        if (!there[i]) continue;
+        shared.kept.begin_eight(4 * i, weight, columns[i] + 8 * upper);
+        shared.kept.begin_eight(4 * i + 2, bias, columns[i] + 8 * upper);
+    }
+    ptx::cp_async_commit_group();
+    float values[norm_shares][2][8];
+#pragma unroll
+    for (int i = 0; i < norm_shares; ++i) of_x[i].unpack(0, values[i]);
+    if (input.residual) {
+#pragma unroll
+        for (int i = 0; i < norm_shares; ++i) {
+            float other[2][8];
+            of_residual[i].unpack(0, other);
+#pragma unroll
+            for (int j = 0; j < 16; ++j) values[i][j / 8][j % 8] += other[j / 8][j % 8];
+            if (options.rounds) round_values<Element>(values[i]);
+        }
+    }
+    // Sums.
+    int turn = 0;
+    const RowMoments moments =
+        row_moments<true, few_threads>(shared.sums, turn, place, cols, options.centered, options.eps, [&](auto &&add) {
+#pragma unroll
+            for (int i = 0; i < norm_shares; ++i)
+                if (there[i]) add(columns[i], values[i]);
+        });
+    // The output, rounded as by norm_sums() or norm_copies(). The loop's code is long and is executed once or twice.
+    const bool fuses =
+        !input.residual && !input.total && usual_norm<Element>(options, weight, bias) == UsualNorm::centered;
+    float mine[norm_shares][8];
+#pragma unroll
+    for (int i = 0; i < norm_shares; ++i)
+#pragma unroll
+        for (int j = 0; j < 8; ++j) mine[i][j] = upper ? values[i][1][j] : values[i][0][j];
+    ptx::cp_async_wait_group<0>();
+#pragma unroll 1
+    for (int i = 0; i < norm_shares && (i ? there[1] : there[0]); ++i) {
+        const int column = (i ? columns[1] : columns[0]) + 8 * upper;
+        float value[8], more[8];
+        const auto each = [&value](auto &&change) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) change(value[j], j);
+        };
+        each([&](float &one, int j) { one = mine[0][j], mine[0][j] = mine[1][j]; });
+        if (input.total) store_eight(input.total + row * input.total_stride + column, value);
+        if (options.centered)
+            each([&](float &one, int) { one = (one - moments.mean - moments.rest) * moments.factor; });
+        else each([&](float &one, int) { one *= moments.factor; });
+        if (options.rounds) tile::unpack(tile::pack(value, Element{}), value, Element{});
+        if (weight.type) {
+            shared.kept.get_eight(4 * i, weight, more);
+#pragma unroll
+            for (float &factor : more) factor += options.offset;
+            if (!fuses) each([&](float &one, int j) { one = __fmul_rn(one, more[j]); });
+        }
+        if (bias.type) {
+            float terms[8];
+            shared.kept.get_eight(4 * i + 2, bias, terms);
+            if (fuses) each([&](float &one, int j) { one = fmaf(one, more[j], terms[j]); });
+            else each([&](float &one, int j) { one = __fadd_rn(one, terms[j]); });
+        }
+        const int64_t at = row * y.stride + column;
+        if (y.bf16) store_eight(y.bf16 + at, value);
+        else if (y.f16) store_eight(y.f16 + at, value);
+        else store_eight(y.f32 + at, value);
+    }
+}
+
+// produced: gives the output rows, `out` or quantized.
+template <class Element, class Make>
 __device__ __forceinline__ void norm_rows(NormRowsShared &shared, const NormInput<Element> &input,
-                                          const NormOptions &options, const Produced &y) {
+                                          const NormOptions &options, const OutputRows &out, int64_t rows, int cols,
+                                          Make &&produced) {
+    const NormLanes place(cols);
+    if constexpr (sizeof(Element) == 2)
+        if (out.there() && is_few(input, options, out, rows, place, cols))
+            return norm_few(shared, input, options, out, rows, place, cols);
+    const Produced y = produced();
     const bool whole = input.is_whole(y.cols) && y.is_whole() && is_chunk(options.weight.bf16) &&
                        is_chunk(options.weight.f16) && is_chunk(options.weight.f32) && is_chunk(options.bias.bf16) &&
                        is_chunk(options.bias.f16) && is_chunk(options.bias.f32);
     const bool sums = input.residual || input.total;
-    const int shares = NormLanes(y.cols).shares;
+    const int shares = place.shares;
     if (!whole || shares > (sums ? KeptRows::shares<float> : KeptRows::shares<Element>)) {
         norm_sums<Element, false>(shared, input, options, y);
     } else if (sums) {

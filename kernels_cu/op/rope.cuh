@@ -18,11 +18,49 @@ struct Rotation {
     int length, width, first;
     bool pairs, inverse;
 
-    // Whether the two shares of each lane are its row's pairs: all columns are rotated, in halves, and fill the lanes
-    // exactly; the table is 16-byte aligned.
-    __device__ bool straight(const NormLanes &place, int cols) const {
-        return !pairs && first == 0 && width == cols && cols == norm_shares * place.lanes * produce_share &&
-               is_chunk(table);
+    // Whether all columns are rotated and fill the lanes exactly; the table is 16-byte aligned.
+    __device__ bool all_columns(const NormLanes &place, int cols) const {
+        return first == 0 && width == cols && cols == norm_shares * place.lanes * produce_share && is_chunk(table);
+    }
+
+    // Whether, besides, the two shares of each lane are its row's pairs.
+    __device__ bool straight(const NormLanes &place, int cols) const { return !pairs && all_columns(place, cols); }
+
+    // The rotation of eight columns of rows at a position, and of the eight that lie half a row behind them.
+    struct Turn {
+        float cosines[8], sines[8];
+        bool pairs;
+
+        __device__ void operator()(float (&values)[2][8]) const {
+            if (pairs) {
+#pragma unroll
+                for (int i = 0; i < 8; ++i)
+                    turn_pair(values[i / 4][i % 4 * 2], values[i / 4][i % 4 * 2 + 1], cosines[i], sines[i]);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 8; ++i) turn_pair(values[0][i], values[1][i], cosines[i], sines[i]);
+            }
+        }
+    };
+    // Of rows of all_columns(). A position outside the table makes all values NaN.
+    __device__ Turn of_columns(int position, int column) const {
+        Turn turn;
+        turn.pairs = pairs;
+        const bool there = position >= 0 && position < length;
+        const int first = pairs ? column / 2 : column, second = pairs ? first + width / 4 : first + 4;
+        const float *const row = table + int64_t(there ? position : 0) * width;
+        const auto load = [](const float *source, float *four) {
+            float some[4];
+            tile::unpack(__ldg(reinterpret_cast<const uint4 *>(source)), some, float{});
+#pragma unroll
+            for (int i = 0; i < 4; ++i) four[i] = some[i];
+        };
+        load(row + first, turn.cosines), load(row + second, turn.cosines + 4);
+        load(row + width / 2 + first, turn.sines), load(row + width / 2 + second, turn.sines + 4);
+        if (there) return turn;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) turn.cosines[i] = turn.sines[i] = __int_as_float(0x7fffffff);
+        return turn;
     }
 
     // The cosines and sines of a lane's shares of such a row. `there`: the position is in the table.

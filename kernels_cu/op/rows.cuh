@@ -118,7 +118,7 @@ __device__ inline void mean_rows(MeanShared &shared, const Element *x, int64_t s
     }
 }
 
-constexpr int argmax_threads = 512, argmax_shares = 2;
+constexpr int argmax_threads = 512, argmax_ahead = 8;
 
 struct ArgmaxShared {
     uint2 of_warp[argmax_threads / 32];
@@ -130,7 +130,7 @@ __device__ inline uint32_t order_of(float x) {
     return x != x ? 0xffffffffu : bits ^ (uint32_t(int(bits) >> 31) | 0x80000000u);
 }
 
-// The order and the place of the largest value so far; of equal ones, the first.
+// The order of the largest value so far, and the place of its first one.
 struct Largest {
     uint32_t order = 0, place = 0xffffffffu;
 
@@ -145,34 +145,63 @@ struct Largest {
     }
 };
 
-// places[row] = the column of the largest value of x[row, cols]. A block has one row.
-template <class Element>
-__device__ inline void argmax_rows(ArgmaxShared &shared, const Element *x, int64_t stride, int *places, int cols) {
-    constexpr int step = argmax_threads * produce_share;
-    const int64_t row = blockIdx.x;
-    Largest largest;
+// The largest of a thread's values of a row, and the number of the 16 bytes in which it is first. whole: the row is a
+// multiple of 16 bytes, at a multiple of 16 bytes.
+template <bool whole, class Element>
+__device__ inline Largest largest_chunk(const Element *row, int chunks, int cols) {
+    constexpr int count = tile::elements_per_chunk<Element>, ahead = whole ? argmax_ahead : 1;
+    float largest = -INFINITY;
+    int where = threadIdx.x;
 #pragma unroll 1
-    for (int64_t first = threadIdx.x * produce_share; first < cols; first += argmax_shares * step) {
-        RowShares<Element, argmax_shares> shares;
-        shares.load(x + row * stride, true, first, step, cols);
+    for (int first = threadIdx.x; first < chunks; first += ahead * argmax_threads) {
+        // Loads of several chunks; past the end, of the last one again.
+        const auto place = [&](int i) { return min(first + i * argmax_threads, chunks - 1); };
+        uint4 chunk[ahead];
 #pragma unroll
-        for (int share = 0; share < argmax_shares; ++share) {
-            float values[2][8];
-            shares.unpack(share, values);
+        for (int i = 0; i < ahead; ++i) {
+            if constexpr (whole) {
+                chunk[i] = __ldg(reinterpret_cast<const uint4 *>(row) + place(i));
+            } else {
+                float values[count];
 #pragma unroll
-            for (int i = 0; i < produce_share; ++i) {
-                const int64_t column = first + share * step + i;
-                if (column < cols) largest.take(order_of(values[i / 8][i % 8]), column);
+                for (int j = 0; j < count; ++j) values[j] = float(row[min(first * count + j, cols - 1)]);
+                chunk[i] = tile::pack(values, Element{});
             }
         }
+#pragma unroll
+        for (int i = 0; i < ahead; ++i) {
+            float values[count];
+            tile::unpack(chunk[i], values, Element{});
+            float most = values[0];
+#pragma unroll
+            for (int j = 1; j < count; ++j) most = ptx::max_nan_f32(most, values[j]);
+            if (!(most <= largest) && largest == largest) largest = most, where = place(i);
+        }
     }
-    largest.take_lanes<32>();
-    if (threadIdx.x % 32 == 0) shared.of_warp[threadIdx.x / 32] = {largest.order, largest.place};
-    ptx::bar_sync();   // all threads see the results of every warp
+    if (threadIdx.x >= chunks) return {};
+    return {order_of(largest), uint32_t(where)};
+}
+
+// places[row] = the column of the largest value of x[row, cols]. A block has one row. Its threads find the 16 bytes in
+// which the value is first, then its place there.
+template <class Element>
+__device__ inline void argmax_rows(ArgmaxShared &shared, const Element *x, int64_t stride, int *places, int cols) {
+    constexpr int count = tile::elements_per_chunk<Element>;
+    const Element *const row = x + blockIdx.x * stride;
+    const int chunks = ceil_div(cols, count);
+    Largest found = cols % count == 0 && is_chunk(row) ? largest_chunk<true>(row, chunks, cols)
+                                                       : largest_chunk<false>(row, chunks, cols);
+    found.take_lanes<32>();
+    if (threadIdx.x % 32 == 0) shared.of_warp[threadIdx.x / 32] = {found.order, found.place};
+    ptx::bar_sync();   // the first warp sees the results of every warp
+    if (threadIdx.x >= 32) return;
     const uint2 other = shared.of_warp[threadIdx.x % (argmax_threads / 32)];
-    largest = {other.x, other.y};
-    largest.take_lanes<argmax_threads / 32>();
-    if (threadIdx.x == 0) places[row] = largest.place;
+    found = {other.x, other.y};
+    found.take_lanes<argmax_threads / 32>();
+    const uint32_t column = found.place * count + threadIdx.x % count;
+    const bool is_it = column < uint32_t(cols) && order_of(float(row[column])) == found.order;
+    const uint32_t lanes = ptx::vote_sync_ballot(is_it);
+    if (threadIdx.x == 0) places[blockIdx.x] = found.place * count + __ffs(lanes) - 1;
 }
 
 }   // namespace op

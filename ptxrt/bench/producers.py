@@ -77,12 +77,11 @@ def _appending(formats: Sequence[str], tokens: int, device: int) -> Iterator[Sid
     for format in formats:
         cache = KVCache(-(-tokens // PAGE), PAGE, HEADS_KV, HEAD, format=format, device=device)
         written = cache.nbytes // (cache.pages * PAGE) * tokens
-        options = dict(heads=HEADS, q_weight=weight, k_weight=weight)
-
-        def call(cache=cache, options=options):
-            return append_qkv(qkv, cache, slots, positions, table, **options)
-
-        yield Side("append_qkv", format, call, qkv.nbytes + 2 * tokens * HEADS * HEAD + written)
+        arguments = qkv, cache, slots, positions, table
+        # Prepared, since the checks of a call take longer than its launches.
+        call = prepare(append_qkv, *arguments, heads=HEADS, q_weight=weight, k_weight=weight)
+        moved = qkv.nbytes + 2 * tokens * HEADS * HEAD + written
+        yield Side("append_qkv", format, lambda call=call, arguments=arguments: call(*arguments), moved)
 
 
 FUNCTIONS = ("rmsnorm", "layernorm", "gelu", "swiglu", "rope", "append_qkv")

@@ -82,6 +82,7 @@ def _case(holds: str, dim: int, width: int, ending: str | None = None, **rest) -
     ),
     cases=[
         _case("bf16", 64, 64, q_weight=True, k_weight=True, claims=True),
+        _case("bf16", 64, 64, pairs=1, format="bf16"),
         _case("f16", 40, 22, first=3, pairs=1, k_mean=True, k_global=True),
         _case("mxfp8", 96, 64, "mxfp8", first=32, k_weight=True, claims=True, format="bf16"),
         _case("mxfp4", 128, 128, "mxfp4", q_weight=True, k_rule=3, v_rule=1, v_global=True, format="f16"),

@@ -34,13 +34,15 @@ def room_for(kernel: str, element_bytes: int, multiprocessors: int) -> int:
     return HELD[kernel][element_bytes == 4] * multiprocessors
 
 
-def _fewer(blocks: int, room: int) -> int:
+def _fewer(blocks: int, room: int, at_once: int | None = None) -> int:
     """Return a smaller number of blocks, each with the work of several, if there are many: a block loads its next rows
-    while it works.
+    while it works. at_once: the number, if it is not too large, with which no block has rows in turn.
 
     If the GPU has room for a quarter of them at most, as many as run at once, with equal work: no second wave begins,
     and none ends alone. A machine with room for few, such as the emulator, takes up to _MANY_BLOCKS, or an eighth.
     """
+    if at_once is not None and at_once <= max(room, _MANY_BLOCKS // 8):
+        return at_once
     if _MANY_BLOCKS // 8 <= room <= blocks // 4:
         return -(-blocks // -(-blocks // room))
     return max(min(blocks, _MANY_BLOCKS), -(-blocks // 8))
@@ -55,11 +57,12 @@ def share_blocks(rows: int, cols: int, room: int = 0) -> int:
 
 
 def norm_blocks(rows: int, cols: int, room: int = 0) -> int:
-    """Return the blocks of threads for norms: each row has as many lanes as hold it in registers."""
+    """Return the blocks of threads for norms: each row has as many lanes as hold it in registers, and each lane
+    two threads if there are few rows."""
     lanes = 2
     while 2 * lanes * SHARE < cols and lanes < THREADS:
         lanes *= 2
-    return _fewer(-(-rows * lanes // THREADS), room)
+    return _fewer(-(-rows * lanes // THREADS), room, -(-rows * 2 * lanes // THREADS))
 
 
 def derived_blocks(blocks, rows: tuple[str, ...] = ("rows",)) -> dict:
@@ -142,6 +145,11 @@ _QUANTIZED = [
         ending_case(3, 1, out_f32=True, eps=1e-6),
         ending_case(40, 384, out_bf16=True, weight_bf16=True, bias_bf16=True, eps=1e-12, centered=1),
         ending_case(40, 384, out_bf16=True, weight_bf16=True, eps=1e-6, blocks=1, format="bf16"),
+        ending_case(
+            40, 384, out_bf16=True, weight_bf16=True, bias_bf16=True, eps=1e-5, centered=1, blocks=1, format="bf16"
+        ),
+        ending_case(5, 1536, out_f32=True, weight_f32=True, residual=True, total=True, eps=1e-5, format="bf16"),
+        ending_case(6, 576, out_f16=True, bias_f16=True, residual=True, eps=1e-5, rounds=1, format="f16"),
         ending_case(9, 577, out_f16=True, weight_f16=True, offset=1.0, residual=True, total=True, eps=1e-5, rounds=1),
         ending_case(5, 1536, out_f32=True, weight_f32=True, residual=True, total=True, eps=1e-5),
         ending_case(3, 8200, out_f32=True, weight_f32=True, bias_f32=True, eps=1e-5, centered=1, format="bf16"),

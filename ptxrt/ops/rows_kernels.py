@@ -120,7 +120,12 @@ def _example_rows(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
 
 @kernel(
     grid="rows",
-    cases=[dict(rows=4, cols=100), dict(rows=3, cols=1), dict(rows=2, cols=17003)],
+    cases=[
+        dict(rows=4, cols=100),
+        dict(rows=3, cols=1),
+        dict(rows=2, cols=17003),
+        dict(rows=2, cols=17008, format="f32"),
+    ],
     draw=dict(x=_example_rows),
 )
 def argmax_rows(x: In[f32 | f16 | bf16, "rows cols", loose], places: Out[i32, "rows", unaligned]):
