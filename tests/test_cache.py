@@ -373,6 +373,31 @@ def test_the_heads_of_a_group_are_those_of_calls_of_their_own(machine, rng, grou
         )
 
 
+@pytest.mark.parametrize("format, group, window", [("bf16", 3, None), ("nvfp4", 20, None), ("mxfp8", 2, (70, 0))])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_a_single_node_is_finished_without_a_merge(machine, rng, format, group, window, dim):
+    """Tables with room for one node and for two give the same bits, whether warps share a chunk or have their own."""
+    lengths = [1, 63, 64, 65, 130, 200, 256, 257, 600, 1000]
+    levels = dict(k_global=[0.5, 2.0], v_global=[0.75, 1.5], k_mean=normal(rng, HEADS, dim, dtype=np.float32))
+    keys = [[normal(rng, n, HEADS, dim) for n in lengths] for _ in "kv"]
+    cache, table = filled(rng, *keys, lengths, width=64, format=format, **levels)
+    wide = np.concatenate([table, np.full((len(lengths), 1), -1, np.int32)], axis=1)
+    q = normal(rng, len(lengths), HEADS * group, 2, dim)
+    sinks = normal(rng, HEADS * group, dtype=np.float32)
+    for options in (
+        dict(return_lse=True),
+        dict(sinks=sinks, return_lse=True, out_dtype=np.float32),
+        dict(sinks=sinks, normalize=False),
+        dict(softcap=3.0, sinks=sinks, return_lse=True),
+    ):
+        found = []
+        for some, last in ((table, "attention_few"), (wide, "attention_merge")):
+            results = ptxrt.attention_paged(q, cache, some, np.int32(lengths), window=window, **options)
+            found.append(results)
+            assert ptxrt.last_launches()[-1].kernel == last
+        assert_same_bits(*found)
+
+
 def test_as_many_segments_as_a_merge_takes(machine, rng):
     """4096 segments, merged as a tree: sums of integers are exact, so that every segment must count. More are
     refused."""

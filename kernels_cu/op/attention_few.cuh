@@ -20,6 +20,7 @@
 #include "../tile/fragment.cuh"
 #include "../tile/lanes.cuh"
 #include "attention.cuh"
+#include "merge.cuh"
 #include "paged.cuh"
 #include "problem.cuh"
 #include "softmax.cuh"
@@ -52,10 +53,25 @@ struct CachedKeys {
     int levels;                         // 1, or the number of heads
 };
 
+// What a block needs to write the outputs of rows that have one node.
+struct FewEnding {
+    bool wanted;                      // whether there are any
+    float *merged_max, *merged_sum;   // as in Merged
+    const float *v_global;            // [v_levels]: factors of the outputs, or null
+    int v_levels;
+};
+
 // The number of keys that `table` pages hold, limited so that sums of key numbers fit 32 bits.
 __device__ inline int capacity(int table, int page) {
     return min(static_cast<long long>(table) * page, 0x7fffffffll - node_keys);
 }
+
+// The node of a block's rows, for finish_rows.
+template <int dim>
+struct FinishedRows {
+    alignas(16) float o[16][dim + 8];   // the padding saves bank conflicts
+    float max[16], sum[16];
+};
 
 // How a block divides the work. A block has one warp for each quarter of a multiprocessor. With several blocks to a
 // multiprocessor, a quarter computes for one while others wait for data. On GeForce Blackwell the rings of two blocks
@@ -70,6 +86,8 @@ struct FewTiling {
     static constexpr int exchanged = dim <= 128 ? 32 : 64;   // columns of a node that warps exchange at once
     static constexpr int blocks = dim <= 128 ? 2 : 1;
     using Node = tile::WarpNode<exchanged>;
+    using State = tile::WarpNode<dim>;
+    using Finished = FinishedRows<dim>;
     static constexpr int spilled = dim <= 128 ? 96 : 800;   // bytes; the O of large heads leaves few registers
     static constexpr bool keeps_q = dim <= 64;              // in registers; else in shared memory
 
@@ -93,6 +111,7 @@ struct FewTiling {
         Arena arena[warps];
         tile::FragmentA q[keeps_q ? 1 : dim / 16][32];
     };
+    static_assert(sizeof(State) <= sizeof(Arena) && sizeof(Finished) <= sizeof(Arena), "they replace an empty ring");
     static_assert(sizeof(Node) % 128 == 0 && sizeof(Shared) <= ptx::shared_bytes_per_block, "the rings fit");
 };
 
@@ -125,38 +144,44 @@ struct FewRing {
             v_bytes *= ring.v_batch;
         }
         ring.slot_bytes = max(k_bytes, v_bytes);
-        const int fitting = (Tiling::arena_bytes - ring.begin) / ring.slot_bytes;
-        ring.slots = fitting >= 8 ? 8 : min(fitting, 4);
+        const int room = Tiling::arena_bytes - ring.begin;   // divisions take as long as a copy
+        ring.slots = room >= 8 * ring.slot_bytes   ? 8
+                     : room >= 4 * ring.slot_bytes ? 4
+                     : room >= 3 * ring.slot_bytes ? 3
+                                                   : 2;
         return ring;
     }
 
-    // Waits until the oldest batch has landed, with `slots` - 2 behind it in flight.
+    // Waits until the oldest batch has landed, with `slots` - 1 behind it in flight.
     __device__ void wait() const {
-        if (slots == 8) ptx::cp_async_wait_group<6>();
-        else if (slots == 4) ptx::cp_async_wait_group<2>();
-        else if (slots == 3) ptx::cp_async_wait_group<1>();
-        else ptx::cp_async_wait_group<0>();
+        if (slots == 8) ptx::cp_async_wait_group<7>();
+        else if (slots == 4) ptx::cp_async_wait_group<3>();
+        else if (slots == 3) ptx::cp_async_wait_group<2>();
+        else ptx::cp_async_wait_group<1>();
     }
 };
 
-// The tiles of a warp in order, node by node. A tile has 2 `units` units: first its keys, then its values.
+// The tiles of a warp in order, node by node. A tile has 2 `units` units: first its keys, then its values. A warp has
+// the tiles of a chunk of each node, or if there is a single chunk to share, one of its tiles.
 template <int units>
 struct UnitCursor {
+    static constexpr int chunk_tiles = chunk_keys / (units * tile::cached_rows);
+    static_assert(chunk_tiles == node_chunks, "each warp gets a tile of a shared chunk");
     int node, end_node, first_tile, end_tile, warp;
-    int tile, tiles_end, part;   // tile; end of the chunk's tiles; unit of the tile
+    bool shares;
+    int tile, tiles_end, part;   // tile; end of the warp's tiles of the node; unit of the tile
 
-    __device__ UnitCursor(int first_node, int end_node, int first_tile, int end_tile, int warp)
-        : node(first_node - 1), end_node(end_node), first_tile(first_tile), end_tile(end_tile), warp(warp), part(0) {
+    __device__ UnitCursor(int first_node, int end_node, int first_tile, int end_tile, int warp, bool shares)
+        : node(first_node - 1), end_node(end_node), first_tile(first_tile), end_tile(end_tile), warp(warp),
+          shares(shares), part(0) {
         next_node();
         settle();
     }
-    // The tiles of this warp's chunk of the next node.
     __device__ void next_node() {
-        constexpr int tiles = chunk_keys / (units * tile::cached_rows);
         ++node;
-        const int first = (node * node_chunks + warp) * tiles;
+        const int first = node * node_chunks * chunk_tiles + (shares ? 1 : chunk_tiles) * warp;
         tile = max(first, first_tile);
-        tiles_end = min(first + tiles, end_tile);
+        tiles_end = min(first + (shares ? 1 : chunk_tiles), end_tile);
     }
     // Moves on to the next node in which this warp has a tile, unless it is at a tile.
     __device__ void settle() {
@@ -184,12 +209,58 @@ __device__ inline void move_up(Fragment (&s)[count]) {
         for (int i = 0; i < 4; ++i) s[j][i] = s[j + by][i];
 }
 
+// Writes the outputs of rows first_row .. end_row - 1 of a problem with one node. Eight threads have a row. dim_v is a
+// multiple of merge_columns.
+template <int dim>
+__device__ inline void finish_rows(const Problem &problem, const FinishedRows<dim> &rows, int first_row, int end_row,
+                                   const FewEnding &ending) {
+    constexpr int row_threads = 8;
+    const AttentionOptions &options = problem.options;
+    const int in_block = threadIdx.x / row_threads, row = first_row + in_block;
+    if (row >= end_row) return;
+    const size_t at = problem.row_at(row);
+    const auto of_row = [&](auto *values) { return values ? values + at : nullptr; };
+    const RowEnding of{options.sinks ? options.sinks + problem.head * options.group + problem.group_of(row) : nullptr,
+                       options.softcap > 0.0f ? nullptr : of_row(options.row_shift),   // under a cap, scores contain it
+                       ending.v_global ? ending.v_global + (ending.v_levels > 1 ? problem.head : 0) : nullptr,
+                       of_row(options.lse),
+                       of_row(ending.merged_max),
+                       of_row(ending.merged_sum)};
+    const float max = rows.max[in_block], sum = rows.sum[in_block];
+#pragma unroll 1
+    for (int column = threadIdx.x % row_threads * merge_columns; column < options.dim_v;
+         column += row_threads * merge_columns) {
+        float4 part{};
+        if (max != -INFINITY) {
+            part = *reinterpret_cast<const float4 *>(rows.o[in_block] + column);
+            *reinterpret_cast<float4 *>(options.partial + at * options.dim_v + column) = part;
+        }
+        if (column == 0) options.row_max[at] = max, options.row_sum[at] = sum;
+        const Piece<merge_columns> node{max, {part.x, part.y, part.z, part.w, sum, sum}};
+        finish_piece(of, node, false, 0.0f, column == 0, [&](const float (&values)[merge_columns]) {
+            const auto store = [&](auto *out, const StridesQ &strides) {
+                if (!out) return;
+                using Output = std::remove_pointer_t<decltype(out)>;
+                struct alignas(merge_columns * sizeof(Output)) {
+                    Output element[merge_columns];
+                } packed;
+#pragma unroll
+                for (int i = 0; i < merge_columns; ++i) packed.element[i] = Output(values[i]);
+                *reinterpret_cast<decltype(packed) *>(out + problem.at(strides, row) + column) = packed;
+            };
+            store(options.out_bf16, options.out_bf16_strides);
+            store(options.out_f16, options.out_f16_strides);
+            store(options.out_f32, options.out_f32_strides);
+        });
+    }
+}
+
 // Attention of the 16 rows of a block for one split of the nodes. Nodes are undivided sums and go to partial, row_max
-// and row_sum of the options, as splits do.
+// and row_sum of the options, as splits do. A single node becomes the outputs of `ending`.
 template <class Tiling, class Element>
 __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, const Element *q,
                                               const StridesQ &q_strides, const CachedKeys &cached,
-                                              const AttentionOptions &options) {
+                                              const AttentionOptions &options, const FewEnding &ending) {
     using Units = typename Tiling::Units;
     using Columns = typename Units::Columns;
     constexpr int dim = Tiling::dim, units = Tiling::units, columns = dim / tile::mma_columns;
@@ -198,7 +269,10 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows), warp = threadIdx.x / 32;
-    const int first_query = problem.query_of(first_row), last_query = problem.query_of(end_row - 1);
+    const auto query_of = [&](int row) {
+        return problem.queries == 1 ? 0 : problem.query_of(row);
+    };   // saves divisions
+    const int first_query = query_of(first_row), last_query = query_of(end_row - 1);
 
     // The keys that any row sees, and the keys that all rows see.
     const int first_key = problem.first_visible(first_query), end_key = max(problem.end_visible(last_query), first_key);
@@ -207,7 +281,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     const int first_tile = end_key > first_key ? first_key / Tiling::keys : end_tile;
 
     // The nodes of this split.
-    const int run = ceil_div(cached.nodes, options.splits);
+    const int run = options.splits == 1 ? cached.nodes : ceil_div(cached.nodes, options.splits);
     const int first_node = problem.split * run, end_node = min(first_node + run, cached.nodes);
 
     // Where rows of keys and values are in memory.
@@ -229,73 +303,78 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     char *const arena = shared.arena[warp].bytes;
     const FewRing ring = FewRing::of(cached, Tiling{});
     const int ring_end = ring.begin + ring.slots * ring.slot_bytes;
-    UnitCursor<units> coming(first_node, end_node, first_tile, end_tile, warp);
+    // The warps share a single chunk, one tile each. The state of the softmax then goes from warp to warp.
+    const bool shares = end_tile <= UnitCursor<units>::chunk_tiles && end_tile - first_tile > 1;
+    UnitCursor<units> coming(first_node, end_node, first_tile, end_tile, warp, shares);
     int filled = ring.begin;   // offset of the next slot
     // The pages of the units of this warp's chunk of a node: lanes i and i + 16 hold that of unit i. They are loaded
     // one node ahead.
     constexpr int chunk_units = chunk_keys / tile::cached_rows;
     const auto pages_of = [&](int node) {
         if (table.shift < 0 || node >= end_node) return 0;
-        const int unit = (node * node_chunks + warp) * chunk_units + tile::lane_unit<chunk_units>();
+        const int unit = (node * node_chunks + (shares ? 0 : warp)) * chunk_units + tile::lane_unit<chunk_units>();
         return table.page_of(max(min(unit * tile::cached_rows, end_key - 1), first_key));
     };
-    int pages_here = 0, pages_next = pages_of(coming.node);
+    int pages_next = pages_of(coming.node), found = -1;   // found: the node of the next addresses
+    // The addresses of these units: lanes i have those of keys, lanes i + 16 those of values.
+    const char *codes_here = nullptr, *scales_here = nullptr;
+    const auto find_units = [&](int chunk) {
+        const bool keys = tile::lane_group<chunk_units>() == 0;
+        const PagedRows rows = keys ? k_rows : v_rows;
+        const int row = table.row_of((chunk * chunk_units + tile::lane_unit<chunk_units>()) * tile::cached_rows);
+        codes_here = rows.code_strides.row(rows.codes, pages_next, row);
+        scales_here = rows.scale_strides.row(rows.scales, pages_next, row);
+    };
     const uint32_t arena_address = static_cast<uint32_t>(__cvta_generic_to_shared(arena));
     // Copies a unit row by row.
     const auto fetch_unit = [&](int part, char *unit) {
         const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(unit));
         const int first = coming.tile * Tiling::keys + part * tile::cached_rows;
-        const auto copy = [&](const CachedArray &array, const PagedRows &from, auto keys) {
-            const RowFormat format = array.format;
-            if (array.tile_dim) {
-                const char *tile =
-                    from.code_strides.row(from.codes, problem.batch, problem.first_tile(Tiling::keys) + coming.tile);
-                if (!keys && format != RowFormat::plain)
-                    return Units::copy_columns(target, format, tile, part, array.tile_dim);
-                const tile::TileRows rows(array.tile_dim * tile::bits_of(format) / 8, keys);
-                const int first_row = part * tile::cached_rows;
-                Units::copy_rows(target, format, keys, [&](int row, int chunk) {
-                    return chunk < rows.chunks ? tile + 16 * rows.index(first_row + row, chunk) : nullptr;
-                });
-                if (format == RowFormat::plain) return;
-                const int blocks = tile::blocks_of(format, array.tile_dim), step = ceil_div(blocks, 4) * 4;
-                const char *scales = tile + 16 * Tiling::keys * rows.chunks + first_row * step;
-                Units::copy_scales(unit, format, blocks, true, false, [&](int row) { return scales + row * step; });
-                return;
-            }
-            const auto row_of = [&](const char *base, const PageStrides &strides, int row) -> const char * {
-                if (first + row < first_key || first + row >= end_key) return nullptr;
-                const PageTable::Place of_row = table.place(first + row);
-                return strides.row(base, of_row.page, of_row.row);
-            };
-            Units::copy_rows(target, format, keys, [&](int row, int chunk) -> const char * {
-                const char *from_row = chunk < from.chunks ? row_of(from.codes, from.code_strides, row) : nullptr;
-                return from_row ? from_row + 16 * chunk : nullptr;
+        const bool keys = coming.part < units;
+        const CachedArray array = keys ? cached.k : cached.v;   // copies: references would put both in local memory
+        const PagedRows from = keys ? k_rows : v_rows;
+        const RowFormat format = array.format;
+        if (array.tile_dim) {
+            const char *tile =
+                from.code_strides.row(from.codes, problem.batch, problem.first_tile(Tiling::keys) + coming.tile);
+            if (!keys && format != RowFormat::plain)
+                return Units::copy_columns(target, format, tile, part, array.tile_dim);
+            const tile::TileRows rows(array.tile_dim * tile::bits_of(format) / 8, keys);
+            const int first_row = part * tile::cached_rows;
+            Units::copy_rows(target, format, keys, [&](int row, int chunk) {
+                return chunk < rows.chunks ? tile + 16 * rows.index(first_row + row, chunk) : nullptr;
             });
-            if (format != RowFormat::plain)
-                Units::copy_scales(unit, format, from.scale_bytes, from.aligned, keys ? k_packed : v_packed,
-                                   [&](int row) { return row_of(from.scales, from.scale_strides, row); });
+            if (format == RowFormat::plain) return;
+            const int blocks = tile::blocks_of(format, array.tile_dim), step = ceil_div(blocks, 4) * 4;
+            const char *scales = tile + 16 * Tiling::keys * rows.chunks + first_row * step;
+            Units::copy_scales(unit, format, blocks, true, false, [&](int row) { return scales + row * step; });
+            return;
+        }
+        const auto row_of = [&](const char *base, const PageStrides &strides, int row) -> const char * {
+            if (first + row < first_key || first + row >= end_key) return nullptr;
+            const PageTable::Place of_row = table.place(first + row);
+            return strides.row(base, of_row.page, of_row.row);
         };
-        if (coming.part < units) copy(cached.k, k_rows, std::true_type{});
-        else copy(cached.v, v_rows, std::false_type{});
+        Units::copy_rows(target, format, keys, [&](int row, int chunk) -> const char * {
+            const char *from_row = chunk < from.chunks ? row_of(from.codes, from.code_strides, row) : nullptr;
+            return from_row ? from_row + 16 * chunk : nullptr;
+        });
+        if (format != RowFormat::plain)
+            Units::copy_scales(unit, format, from.scale_bytes, from.aligned, keys ? k_packed : v_packed,
+                               [&](int row) { return row_of(from.scales, from.scale_strides, row); });
     };
     // Copies a batch of units, each within one page, from key `first` on. Keys that no row sees become zeros.
-    const auto fetch_whole = [&](int part, int first, const RowFormat of, const PagedRows &from, auto keys) {
-        tile::with_format<Element>(of, [&](auto format) {
+    const auto fetch_whole = [&](bool keys, int unit, int first) {
+        const PagedRows from = keys ? k_rows : v_rows;
+        const typename Units::WholeRows codes{static_cast<unsigned>(from.code_strides.token), from.chunks},
+            scales{static_cast<unsigned>(from.scale_strides.token), from.scale_bytes};
+        unit += keys ? 0 : chunk_units;
+        tile::with_format<Element>(keys ? cached.k.format : cached.v.format, [&](auto format) {
             using Format = decltype(format);
-#pragma unroll 1
-            for (int i = 0; i < Tiling::template batch<Format>; ++i) {
-                const int key = first + i * tile::cached_rows, page = tile::of_unit(pages_here, part + i),
-                          row = table.row_of(key);
-                const typename Units::Shown shown{first_key - key, end_key - key};
-                const uint32_t unit = arena_address + filled + i * Units::template row_bytes<Format>();
-                Units::copy_whole(
-                    unit, keys, shown, from.chunks, from.code_strides.token,
-                    [&](unsigned of_unit) { return from.code_strides.row(from.codes, page, row + of_unit); }, format);
-                Units::copy_whole_scales(
-                    unit, shown, from.scale_bytes, from.scale_strides.token, keys ? k_packed : v_packed,
-                    [&](unsigned of_unit) { return from.scale_strides.row(from.scales, page, row + of_unit); }, format);
-            }
+            Units::template copy_whole<Format, Tiling::template batch<Format>>(
+                arena_address + filled, keys, first_key - first, end_key - first, codes, scales,
+                keys ? k_packed : v_packed, [&](int i) { return tile::of_unit(codes_here, unit + i); },
+                [&](int i) { return tile::of_unit(scales_here, unit + i); });
         });
     };
     // Whether units of an array can be copied by fetch_whole().
@@ -308,20 +387,20 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     const auto fetch = [&]() __attribute__((always_inline)) {   // a tile is a whole number of batches
         if (coming.there()) {
             const int part = coming.part % units, first = coming.tile * Tiling::keys + part * tile::cached_rows;
-            if (coming.part == 0 && (coming.tile == first_tile || coming.tile % (chunk_units / units) == 0)) {
-                pages_here = pages_next;
-                pages_next = pages_of(coming.node + 1);
+            if (found != coming.node) {
+                found = coming.node;
+                find_units(found * node_chunks + (shares ? 0 : warp));
+                pages_next = pages_of(found + 1);
             }
             const bool keys = coming.part < units;
             const int batch = keys ? ring.k_batch : ring.v_batch;
             // Packed scales of two rows are copied at once, so both rows must be keys that rows of Q see.
             const bool all_shown = first >= first_key && first + batch * tile::cached_rows <= end_key;
             if ((keys ? k_whole : v_whole) && (all_shown || !(keys ? k_packed : v_packed))) {
-                const int unit = coming.tile * units % chunk_units + part;
-                if (keys) fetch_whole(unit, first, cached.k.format, k_rows, std::true_type{});
-                else fetch_whole(unit, first, cached.v.format, v_rows, std::false_type{});
+                fetch_whole(keys, coming.tile * units % chunk_units + part, first);
             } else {
-                const CachedArray &array = keys ? cached.k : cached.v;
+                const CachedArray array =
+                    keys ? cached.k : cached.v;   // copies: references would put both in local memory
                 const int bytes =
                     !keys && array.has_columns() ? Units::column_bytes(array.format) : Units::bytes(array.format);
 #pragma unroll 1
@@ -332,10 +411,6 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         }
         ptx::cp_async_commit_group();
     };
-    // Fill the ring except for one slot.
-#pragma unroll 1
-    for (int i = 0; i < ring.slots - 1; ++i) fetch();
-
     // Q, in registers or in shared memory.
     tile::FragmentA all_q[dim / 16];
     tile::load_queries<Element, dim>(all_q, options.dim, [&](int row) {
@@ -358,27 +433,68 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                         (cached.k_global ? cached.k_global[cached.levels == 1 ? 0 : problem.head] : 1.0f);
     const float factor = score_factor(problem, scale), value_lift = tile::lift_of(cached.v.format);
     const bool natural_columns = cached.v.format == RowFormat::plain || cached.v.has_columns();
-    const int lane_queries[2] = {problem.query_of(first_row + tile::accumulator_row(0)),
-                                 problem.query_of(first_row + tile::accumulator_row(2))};
+    const int lane_queries[2] = {query_of(first_row + tile::accumulator_row(0)),
+                                 query_of(first_row + tile::accumulator_row(2))};
     const uint32_t of_columns = tile::address_b(*reinterpret_cast<Columns *>(arena)) - arena_address;
-    int read = ring.begin;   // offset of the slot that is read next
+    int read = ring.begin;    // offset of the slot that is read next
+    int handed_over = 0;      // states of shared chunks that this warp waited for
+    int empty = ring.slots;   // slots to fill: at first all, then the one that was read last
 
-    // Waits for the oldest slot, and starts to fill the one that was read before it.
+    // Fills the ring, and waits for its oldest slot.
     const auto next_slot = [&]() __attribute__((always_inline)) {
+        ptx::bar_warp_sync();   // all lanes have read the batch before
+#pragma unroll 1
+        for (; empty > 0; --empty) fetch();
+        empty = 1;
         ring.wait();
-        ptx::bar_warp_sync();   // all lanes see this batch and have read the one before
-        fetch();
+        ptx::bar_warp_sync();   // all lanes see this batch
         char *const slot = arena + read;
         read = read + ring.slot_bytes == ring_end ? ring.begin : read + ring.slot_bytes;
         return slot;
     };
 
+    // Who writes nodes, and where a node is for its outputs.
+    const int writer = shares ? end_tile - 1 : 0;
+    const bool finishes = ending.wanted && cached.nodes == 1;
+    typename Tiling::Finished &finished = *reinterpret_cast<typename Tiling::Finished *>(shared.arena[writer].bytes);
+
     // All nodes: the softmax over the warp's tiles, then the sum of the four warps.
-    UnitCursor<units> here(first_node, end_node, first_tile, end_tile, warp);
+    UnitCursor<units> here = coming;
 #pragma unroll 1
     for (int node = first_node; node < end_node; ++node) {
         OnlineSoftmax<1, dim> softmax;
         softmax.start();
+        // Stores columns of O from column tile `first` on, and maxima and sums.
+        const auto send = [&](auto &to, int first) {
+#pragma unroll
+            for (int j = 0; j < std::remove_reference_t<decltype(to)>::tiles; ++j) {
+                const tile::Accumulator &o = softmax.o[0][first + j];
+                to.accumulator(j) = {o[0], o[1], o[2], o[3]};
+            }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                to.row_max(half) = softmax.row_max[0][half];
+                to.row_sum(half) = softmax.row_sum[0][half];
+            }
+        };
+        // The state of the softmax after a tile of a shared chunk, which the warp of the next tile continues.
+        const auto state_of = [&](int tile) ->
+            typename Tiling::State & { return *reinterpret_cast<typename Tiling::State *>(shared.arena[tile].bytes); };
+        const auto continue_after = [&](int tile) {
+            for (; handed_over <= tile - first_tile; ++handed_over) ptx::bar_sync();   // this warp sees that state
+            typename Tiling::State &from = state_of(tile);
+#pragma unroll
+            for (int j = 0; j < columns; ++j) {
+                const float4 four = from.accumulator(j);
+                tile::Accumulator &o = softmax.o[0][j];
+                o[0] = four.x, o[1] = four.y, o[2] = four.z, o[3] = four.w;
+            }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                softmax.row_max[0][half] = from.row_max(half);
+                softmax.row_sum[0][half] = from.row_sum(half);
+            }
+        };
 #pragma unroll 1
         for (; here.node == node; here.tile++, here.settle()) {
             const int tile_key = here.tile * Tiling::keys;
@@ -387,34 +503,40 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             // own, with zeros in place of the values that it does not see. Tiles with columns need this even for a
             // single query, since they also hold keys that no query sees.
             const bool isolates = !common && (first_query != last_query || cached.v.has_columns());
-            // The scores of the tile, a batch of keys at a time.
+            // A batch of keys at a time gives the scores of the tile, which become weights, and then a batch of values
+            // at a time joins the sums. Both wait for their slot in the same place, since its code is long.
             tile::Accumulator s[1][2 * units];
-#pragma unroll 1
-            for (int part = 0; part < units; part += ring.k_batch) {
-                char *const slot = next_slot();
-                tile::with_format<Element>(cached.k.format, [&](auto of) {
-                    constexpr int groups = 2 * Tiling::template batch<decltype(of)>;
-                    constexpr int at_once = dim > 128 ? 1 : groups < 4 ? groups : 4;
-                    move_up<groups>(s[0]);
-#pragma unroll
-                    for (int group = 0; group < groups; group += at_once) {
-                        tile::Accumulator sums[at_once] = {};
-                        Units::multiply_keys(sums, slot, group, k_packed, query, of);
-#pragma unroll
-                        for (int j = 0; j < at_once; ++j) tile::copy(s[0][2 * units - groups + group + j], sums[j]);
-                    }
-                });
-            }
-            if (!common || problem.transforms_scores())
-                mask_scores<tile::NaturalKeys>(s, problem, first_row, tile_key, scale);
-            softmax.take(s, factor);
             tile::FragmentA p[units];
-#pragma unroll
-            for (int i = 0; i < units; ++i) tile::accumulators_to_a(p[i], s[0][2 * i], s[0][2 * i + 1], Element{});
-            // o += P V, in one pass for all queries, or in a pass for each query with only its keys.
+            int batch;
 #pragma unroll 1
-            for (int part = 0; part < units; part += ring.v_batch) {
+            for (int step = 0; step < 2 * units; step += batch) {
                 char *const slot = next_slot();
+                batch = step < units ? ring.k_batch : ring.v_batch;
+                if (step < units) {
+                    tile::with_format<Element>(cached.k.format, [&](auto of) {
+                        constexpr int groups = 2 * Tiling::template batch<decltype(of)>;
+                        constexpr int at_once = dim > 128 ? 1 : groups < 4 ? groups : 4;
+                        move_up<groups>(s[0]);
+#pragma unroll
+                        for (int group = 0; group < groups; group += at_once) {
+                            tile::Accumulator sums[at_once] = {};
+                            Units::multiply_keys(sums, slot, group, k_packed, query, of);
+#pragma unroll
+                            for (int j = 0; j < at_once; ++j) tile::copy(s[0][2 * units - groups + group + j], sums[j]);
+                        }
+                    });
+                    if (step + batch < units) continue;
+                    if (shares && here.tile > first_tile) continue_after(here.tile - 1);
+                    if (!common || problem.transforms_scores())
+                        mask_scores<tile::NaturalKeys>(s, problem, first_row, tile_key, scale);
+                    softmax.take(s, factor);
+#pragma unroll
+                    for (int i = 0; i < units; ++i)
+                        tile::accumulators_to_a(p[i], s[0][2 * i], s[0][2 * i + 1], Element{});
+                    continue;
+                }
+                // o += P V, in one pass for all queries, or in a pass for each query with only its keys.
+                const int part = step - units;
                 const auto add_shown = [&](tile::Accumulator &o, const tile::FragmentA &p, const tile::FragmentB &b,
                                            int query, int first) {
                     const int begin = problem.first_visible(query) - first, end = problem.end_visible(query) - first;
@@ -506,6 +628,11 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 }
             }
         }
+        ptx::bar_warp_sync();   // all lanes have read what was copied or expanded last
+        if (shares) {
+            if (warp >= first_tile && warp < end_tile - 1 && node == 0) send(state_of(warp), 0);
+            for (; handed_over < end_tile - 1 - first_tile; ++handed_over) ptx::bar_sync();   // the next warp sees it
+        }
         softmax.finish();
 #pragma unroll
         for (int half = 0; half < 2; ++half)
@@ -514,19 +641,6 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         // The node: chunks 0 + 1 and 2 + 3 of the four warps, then the sum of both.
         const auto node_of = [&](int warp) ->
             typename Tiling::Node & { return *reinterpret_cast<typename Tiling::Node *>(shared.arena[warp].bytes); };
-        ptx::bar_warp_sync();   // all lanes have read what was expanded last
-        const auto send = [&](typename Tiling::Node &to, int first) {
-#pragma unroll
-            for (int j = 0; j < Tiling::exchanged / 8; ++j) {
-                const tile::Accumulator &o = softmax.o[0][first + j];
-                to.accumulator(j) = {o[0], o[1], o[2], o[3]};
-            }
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                to.row_max(half) = softmax.row_max[0][half];
-                to.row_sum(half) = softmax.row_sum[0][half];
-            }
-        };
         const auto take = [&](typename Tiling::Node &from, int first) {
             const NodeSum sums[2] = {{softmax.row_max[0][0], from.row_max(0)},
                                      {softmax.row_max[0][1], from.row_max(1)}};
@@ -556,21 +670,23 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 ptx::bar_sync();   // all threads have read them
             }
         }
-        // Warp 0 writes the node.
-        if (warp != 0) continue;
+        // The warp that has the sum of all chunks writes the node, for finish_rows into its ring, which is empty then.
+        if (warp != writer) continue;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int row = first_row + tile::accumulator_row(2 * half);
+            const int in_block = tile::accumulator_row(2 * half), row = first_row + in_block;
             if (row >= end_row) continue;
             const size_t at =
                 size_t(node) * options.batch * options.heads_kv * options.group * options.queries + problem.row_at(row);
             const float max = softmax.row_max[0][half];
             if (tile::accumulator_column(0) == 0) {
-                options.row_max[at] = max;
-                options.row_sum[at] = softmax.row_sum[0][half];
+                *(finishes ? finished.max + in_block : options.row_max + at) = max;
+                *(finishes ? finished.sum + in_block : options.row_sum + at) = softmax.row_sum[0][half];
             }
             if (max == -INFINITY) continue;   // merging ignores the node, so its values need not be written
-            float *target = options.partial + at * options.dim_v;
+            // One code stores to both memories.
+            float *const target =
+                ptx::of_this_branch(finishes ? finished.o[in_block] : options.partial + at * options.dim_v);
             if (natural_columns) {
 #pragma unroll
                 for (int j = 0; j < columns; ++j) {
@@ -594,6 +710,9 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             }
         }
     }
+    if (!finishes) return;
+    ptx::bar_sync();   // all threads see the node
+    finish_rows(problem, finished, first_row, end_row, ending);
 }
 
 }   // namespace op

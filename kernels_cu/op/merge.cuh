@@ -93,6 +93,48 @@ struct Merged {
     float *lse, *max, *sum;   // [batch, heads, queries]
 };
 
+// What joins the sum of all segments of a row, and where its sums go. Any may be null.
+struct RowEnding {
+    const float *sink, *shift, *v_global;   // as in Segments
+    float *lse, *max, *sum;                 // as in Merged
+};
+
+// Turns the sum of all segments of a row into `columns` outputs for store(values). If `with_sums`, it also writes the
+// row's maximum and sums. `top` is the largest logarithm if maxima are `natural`.
+template <int columns, class Store>
+__device__ inline void finish_piece(const RowEnding &row, Piece<columns> node, bool natural, float top, bool with_sums,
+                                    Store &&store) {
+    // Add the row's shift, and its sink.
+    float shift = 0.0f;   // of all scores, in units of log2
+    if (row.shift && node.value[columns] != 0.0f) shift = *row.shift * log2_e;
+    const float whole_shift = ceilf(shift), part_shift = shift - whole_shift;
+    if (row.sink) {   // one more key, without a value
+        const float sink = *row.sink * log2_e - shift, max = ptx::max_nan_f32(node.max, ceilf(sink));
+        const float share = sink == -INFINITY ? 0.0f : ptx::ex2_approx_ftz_f32(sink - max);
+        Piece<columns> of_sink{max, {}};
+        of_sink.value[columns] = of_sink.value[columns + 1] = share;
+        node = node.with(of_sink);
+    }
+    // Write the output, and with its first column the row's maximum and sums.
+    const float total = node.value[columns], exact = node.value[columns + 1];
+    float factor = row.sum ? 1.0f : total == 0.0f ? 0.0f : 1.0f / total;
+    if (row.v_global) factor *= *row.v_global;
+    // Maxima are integers: the fraction of the shift scales the sums and outputs that are relative to them.
+    const float part = row.sum && part_shift != 0.0f ? ptx::ex2_approx_ftz_f32(part_shift) : 1.0f;
+    float values[columns];
+#pragma unroll
+    for (int i = 0; i < columns; ++i) values[i] = node.value[i] * (factor * part);
+    store(values);
+    if (!with_sums) return;
+    const float log2_total = ptx::lg2_approx_ftz_f32(exact);
+    if (row.lse) {
+        const float max = natural ? top : (node.max + log2_total + shift) * ln_2;
+        *row.lse = exact == 0.0f ? -INFINITY : natural ? fmaf(log2_total, ln_2, max) : max;
+    }
+    if (row.max) *row.max = total == 0.0f ? -INFINITY : (natural ? top : node.max) + whole_shift;
+    if (row.sum) *row.sum = total * part;
+}
+
 // Merges `columns` columns of a row, from element `first` of all rows on, and with column 0 the row's maximum and sums.
 // The members of a team have the same piece and share its segments: each adds merge_batch neighbors. Called by all
 // lanes of a warp.
@@ -170,40 +212,21 @@ __device__ inline void merge_piece(const tile::Team &team, const Segments &segme
     for (++level; teams - 1 >> level; ++level)
         if (teams - 1 >> level & 1) node = pending.each([&](float x) { return team.of(x, level); }).with(node);
     if (team.member() != 0 || row >= rows) return;
-
-    // Add the row's shift, and its sink.
     const int64_t all_heads = row / segments.queries, query = row - all_heads * segments.queries;
     const int64_t batch = all_heads / segments.heads, head = all_heads - batch * segments.heads;
-    float shift = 0.0f;   // of all scores, in units of log2
-    if (segments.row_shift && node.value[columns] != 0.0f) shift = segments.row_shift[row] * log2_e;
-    const float whole_shift = ceilf(shift), part_shift = shift - whole_shift;
-    if (segments.sinks) {   // one more key, without a value
-        const float sink = segments.sinks[head] * log2_e - shift, max = ptx::max_nan_f32(node.max, ceilf(sink));
-        const float share = sink == -INFINITY ? 0.0f : ptx::ex2_approx_ftz_f32(sink - max);
-        Piece<columns> of_sink{max, {}};
-        of_sink.value[columns] = of_sink.value[columns + 1] = share;
-        node = node.with(of_sink);
-    }
-    // Write the output, and with its first column the row's maximum and sums.
-    const float total = node.value[columns], exact = node.value[columns + 1];
-    float factor = merged.sum ? 1.0f : total == 0.0f ? 0.0f : 1.0f / total;
-    if (segments.v_global) factor *= segments.v_global[head / (segments.heads / segments.heads_kv)];
-    // Maxima are integers: the fraction of the shift scales the sums and outputs that are relative to them.
-    const float part = merged.sum && part_shift != 0.0f ? ptx::ex2_approx_ftz_f32(part_shift) : 1.0f;
-    float values[columns];
-#pragma unroll
-    for (int i = 0; i < columns; ++i) values[i] = node.value[i] * (factor * part);
-    store_columns(merged.out_bf16, batch, head, query, column, values);
-    store_columns(merged.out_f16, batch, head, query, column, values);
-    store_columns(merged.out_f32, batch, head, query, column, values);
-    if (column != 0) return;
-    const float log2_total = ptx::lg2_approx_ftz_f32(exact);
-    if (merged.lse) {
-        const float max = segments.natural ? top : (node.max + log2_total + shift) * ln_2;
-        merged.lse[row] = exact == 0.0f ? -INFINITY : segments.natural ? fmaf(log2_total, ln_2, max) : max;
-    }
-    if (merged.max) merged.max[row] = total == 0.0f ? -INFINITY : (segments.natural ? top : node.max) + whole_shift;
-    if (merged.sum) merged.sum[row] = total * part;
+    const auto at = [&](auto *values, int64_t place) { return values ? values + place : nullptr; };
+    const RowEnding ending{
+        at(segments.sinks, head),
+        at(segments.row_shift, row),
+        segments.v_global ? segments.v_global + head / (segments.heads / segments.heads_kv) : nullptr,
+        at(merged.lse, row),
+        at(merged.max, row),
+        at(merged.sum, row)};
+    finish_piece(ending, node, segments.natural, top, column == 0, [&](const float (&values)[columns]) {
+        store_columns(merged.out_bf16, batch, head, query, column, values);
+        store_columns(merged.out_f16, batch, head, query, column, values);
+        store_columns(merged.out_f32, batch, head, query, column, values);
+    });
 }
 
 // How many lanes share a piece: enough to load up to 64 segments at once.

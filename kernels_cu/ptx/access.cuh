@@ -22,5 +22,10 @@ __device__ inline int of_this_branch(int number) {
     asm volatile("mov.b32 %0, %0;" : "+r"(number));
     return number;
 }
+template <class T>
+__device__ inline T *of_this_branch(T *address) {
+    asm volatile("mov.b64 %0, %0;" : "+l"(address));
+    return address;
+}
 
 }   // namespace ptx

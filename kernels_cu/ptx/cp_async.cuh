@@ -15,6 +15,19 @@ __device__ inline void cp_async_cg_16(uint32_t shared_address, const void *globa
                  : "memory");
 }
 
+// The same with a predicate for the instruction, which costs less where `present` is a comparison.
+__device__ inline void cp_async_cg_16_if(bool present, uint32_t shared_address, const void *global) {
+    asm volatile(
+        "{\n\t"
+        ".reg .pred absent;\n\t"
+        "setp.eq.s32 absent, %2, 0;\n\t"
+        "cp.async.cg.shared.global [%0], [%1], 16, absent;\n\t"
+        "}"
+        :
+        : "r"(shared_address), "l"(__cvta_generic_to_global(global)), "r"(int(present))
+        : "memory");
+}
+
 // Starts copying 4, 8 or 16 bytes, both addresses multiples of that, through the L1. The first `present` of them are
 // read, the others become zeros.
 template <int bytes>

@@ -293,32 +293,61 @@ struct CachedUnits {
         }
     }
 
-    // Which of the rows of a unit are copied, [begin, end); the others become zeros.
-    struct Shown {
-        int begin, end;
-        __device__ bool has(int row) const { return unsigned(row - begin) < unsigned(end - begin); }
+    // Rows of codes or of scales of whole units: the bytes from one to the next, and how many chunks or bytes they
+    // have.
+    struct WholeRows {
+        unsigned stride;
+        int present;
     };
 
-    // The same for 16 tokens `stride` bytes apart, in whole rounds of a warp. row_of(row) is the address of a row,
-    // which has `present` chunks.
-    template <class Format, class RowOf>
-    __device__ static void copy_whole(uint32_t unit, bool keys, const Shown &shown, int present, unsigned stride,
-                                      RowOf &&row_of, Format) {
+    // Starts copying `batch` units of tokens with their scales, in whole rounds of a warp. codes_of(i) and scales_of(i)
+    // are the addresses of row 0 of unit i; those of scales are 4-byte aligned. Tokens other than begin .. end - 1
+    // become zeros; there are none if scales are packed.
+    template <class Format, int batch, class CodesOf, class ScalesOf>
+    __device__ static void copy_whole(uint32_t slot, bool keys, int begin, int end, const WholeRows &codes,
+                                      const WholeRows &scales, bool packed, CodesOf &&codes_of, ScalesOf &&scales_of) {
         constexpr int row_chunks = dim * Format::bits / 128, rows = 32 / row_chunks;   // of a round
         // No part of the addresses may occupy registers from one batch to the next.
         const unsigned lane = ptx::of_this_branch(ptx::laneid()), row = lane / row_chunks;
         const int chunk = lane % row_chunks;
-        const uint32_t first = unit + 16 * place(row_chunks, keys, row, chunk);   // units are 128-byte aligned
-        const char *from = row_of(row) + 16 * chunk;
+        uint32_t target = slot + 16 * place(row_chunks, keys, row, chunk);   // units are 128-byte aligned
+        const unsigned long long offset = row * static_cast<unsigned long long>(codes.stride) + 16 * chunk;
+        // Rows from the first one of this lane that is copied, and how many rows behind that are.
+        unsigned from_begin = row - begin, shown = chunk < codes.present ? end - begin : 0;
+#pragma unroll 1
+        for (int i = 0; i < batch; ++i) {
+            const char *from = ptx::of_this_branch(codes_of(i) + offset);
 #pragma unroll
-        for (int round = 0; round < cached_rows / rows; ++round) {
-            constexpr int mask = (row_chunks < 8 ? row_chunks : 8) - 1, shift = row_chunks >= 8   ? 0
-                                                                                : row_chunks == 4 ? 1
-                                                                                                  : 2;
-            const int turned = rows * round >> shift & mask;   // no bit of which is set in row >> shift
-            ptx::cp_async_cg_16((first ^ 16 * turned) + 512 * round, from,
-                                chunk < present && shown.has(row + rows * round));
-            from += static_cast<unsigned long long>(rows) * stride;
+            for (int round = 0; round < cached_rows / rows; ++round) {
+                constexpr int mask = (row_chunks < 8 ? row_chunks : 8) - 1, shift = row_chunks >= 8   ? 0
+                                                                                    : row_chunks == 4 ? 1
+                                                                                                      : 2;
+                const int turned = rows * round >> shift & mask;   // no bit of which is set in row >> shift
+                ptx::cp_async_cg_16_if(from_begin + rows * round < shown, (target ^ 16 * turned) + 512 * round, from);
+                from += rows * static_cast<unsigned long long>(codes.stride);
+            }
+            if constexpr (Format::bits < 16) {
+                constexpr int of_row = scale_words<Format>, rounds = ceil_div(cached_rows * of_row, 32);
+                const unsigned scale_row = lane / of_row;
+                const int bytes = scales.present - 4 * int(lane % of_row);
+                const bool pairs = packable<Format> && packed;
+                const char *from =
+                    scales_of(i) +
+                    (pairs ? scale_row & ~1u : scale_row) * static_cast<unsigned long long>(scales.stride) +
+                    4 * (lane % of_row);
+                const uint32_t to = slot + i * row_bytes<Format>() + cached_rows * dim * Format::bits / 8 + 4 * lane;
+#pragma unroll
+                for (int round = 0; round < rounds; ++round) {
+                    const int at = 16 * i + int(scale_row) + 32 / of_row * round;
+                    if (rounds > 1 || lane < cached_rows * of_row)
+                        ptx::cp_async_ca<4>(to + 128 * round,
+                                            from + 32 / of_row * round * static_cast<unsigned long long>(scales.stride),
+                                            pairs                     ? 4
+                                            : at >= begin && at < end ? max(min(bytes, 4), 0)
+                                                                      : 0);
+                }
+            }
+            target += row_bytes<Format>(), from_begin += cached_rows;
         }
     }
 
@@ -345,29 +374,6 @@ struct CachedUnits {
                 const char *from = source(row);
                 if (packed && byte >= 2) continue;   // the places of the other row of a pair
                 scales[packed ? i + 2 * (row & 1) : i] = from && byte < present ? from[byte] : 0;
-            }
-        }
-    }
-
-    // The scales of these tokens, 4-byte aligned, with `present` bytes each. If they are packed, all rows are shown.
-    template <class Format, class RowOf>
-    __device__ static void copy_whole_scales(uint32_t unit, const Shown &shown, int present, unsigned stride,
-                                             bool packed, RowOf &&row_of, Format) {
-        if constexpr (Format::bits < 16) {
-            constexpr int of_row = scale_words<Format>, rounds = ceil_div(cached_rows * of_row, 32);
-            const unsigned lane = ptx::of_this_branch(ptx::laneid()), row = lane / of_row;
-            const uint32_t target = unit + cached_rows * dim * Format::bits / 8 + 4 * lane;
-            const int word = lane % of_row;
-            const bool pairs = packable<Format> && packed;
-            const char *from = row_of(pairs ? row & ~1u : row) + 4 * word;
-#pragma unroll
-            for (int round = 0; round < rounds; ++round) {
-                if (rounds > 1 || lane < cached_rows * of_row)
-                    ptx::cp_async_ca<4>(target + 128 * round, from,
-                                        pairs                                  ? 4
-                                        : shown.has(row + 32 / of_row * round) ? max(min(present - 4 * word, 4), 0)
-                                                                               : 0);
-                from += static_cast<unsigned long long>(32 / of_row) * stride;
             }
         }
     }
@@ -609,12 +615,21 @@ private:
     }
 };
 
-// The unit, of `units`, whose data a lane holds; and the data of a unit, for all lanes.
+// The unit, of `units`, whose data a lane holds, and the number of the lane among those that hold data of it; and the
+// data of lane `lane`, for all lanes.
 template <int units>
 __device__ inline int lane_unit() {
     return ptx::laneid() % units;
 }
-__device__ inline int of_unit(int value, int unit) { return ptx::shfl_sync_idx_b32(value, unit); }
+template <int units>
+__device__ inline int lane_group() {
+    return ptx::laneid() / units;
+}
+__device__ inline const char *of_unit(const char *address, int lane) {
+    const unsigned long long bits = reinterpret_cast<unsigned long long>(address);
+    const unsigned low = ptx::shfl_sync_idx_b32(unsigned(bits), lane), high = ptx::shfl_sync_idx_b32(bits >> 32, lane);
+    return reinterpret_cast<const char *>(static_cast<unsigned long long>(high) << 32 | low);
+}
 
 // Masks of B of 16 keys, with the bits set of keys for which seen(key) is true.
 struct PairMasks {

@@ -3,14 +3,16 @@
 import numpy as np
 
 from ..accuracy import Tolerance
+from ..array import DeviceArray
 from ..blocks import BLOCK_FORMATS
 from ..declaration import In, InOut, Out, Scalar, in_parts, loose, strided, unaligned
 from ..formats import bf16, f16, f32, i32, u8
 from ..kernel import kernel
 from ..sequences import ends_of, first_units, starts_of
 from ..tiles import TILE_DIMS, TILE_KEYS, tile_layout, tiles_of
-from .attention_kernels import LOG2_E, OPEN, ROW_SUMS, exact_sums
+from .attention_kernels import LOG2_E, OPEN, ROW_SUMS, attention_merge, exact_sums
 from .pages import ROW_FORMATS
+from .place import is_loadable
 
 # Compiled head dimensions (of Q and K, of V); others are padded with zeros.
 FEW_DIMS = ((64, 64), (128, 128), (256, 256))
@@ -40,6 +42,11 @@ def splits_of_nodes(nodes: int, blocks: int, multiprocessors: int, requested: in
     if requested is None:  # eight blocks to a multiprocessor hide starts and ends
         requested = -(-8 * multiprocessors // max(blocks, 1))
     return -(-nodes // -(-nodes // max(min(requested, nodes), 1)))
+
+
+def writes_outputs(nodes: int, target: DeviceArray) -> bool:
+    """Return whether `attention_few` itself writes a call's outputs: with one node, to rows that it can store."""
+    return nodes == 1 and is_loadable(target)
 
 
 def _values(codes, scales, holds: int, tile: int, role: str, dim: int, dtype) -> np.ndarray:
@@ -114,6 +121,10 @@ def _room(axes) -> int:
         - TILE_KEYS
         + 1
     )
+
+
+def _factors(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    return rng.uniform(0.5, 2, shape).astype(np.float32)
 
 
 def _lengths(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
@@ -198,7 +209,7 @@ _PACKED = dict(query_starts=True, query_ends=True)
         splits=lambda axes: axes["splits"],
         **{
             name: (lambda axes, name=name: axes.get(name, 0) or 1)
-            for name in ("k_blocks", "v_blocks", "table", "levels")
+            for name in ("k_blocks", "v_blocks", "table", "levels", "v_levels")
         },
     ),
     cases=[
@@ -227,6 +238,17 @@ _PACKED = dict(query_starts=True, query_ends=True)
         _case("mxfp8", "mxfp4", dim=32, dim_v=96, group=5, page=256, table=9, splits=2, right=OPEN, format="bf16"),
         _case("mxfp4", "plain", dim=128, dim_v=64, group=4, page=64, table=17, splits=2, format="bf16"),
         _case("nvfp4", "plain", group=4, page=32, format="f16"),
+        _case("nvfp4", group=3, batch=2, heads_kv=2, queries=2, out_bf16=True, lse=True, sinks=True, format="bf16"),
+        _case(
+            "mxfp8",
+            "plain",
+            dim_v=40,
+            group=17,
+            heads_kv=2,
+            **dict(row_shift=True, v_global=True, v_levels=2, out_f32=True, merged_max=True, merged_sum=True),
+            format="bf16",
+        ),
+        _case("plain", sinks=True, row_shift=True, softcap=2.0, v_global=True, v_levels=1, out_f16=True, lse=True),
         _dense("plain", batch=2, heads_kv=2, group=2, queries=3, dim=40, dim_v=24, key_ends=True, format="f16"),
         _dense("plain", heads_kv=2, queries=12, sequences=3, **_PACKED, format="bf16"),
         _dense("mxfp8", queries=12, keys=458, sequences=3, **_PACKED, format="bf16"),
@@ -250,7 +272,15 @@ _PACKED = dict(query_starts=True, query_ends=True)
         _dense("nvfp4", "plain", group=2, dim=64, keys=200, tiles=64, left=70, format="bf16"),
         _dense("mxfp8", dim=96, keys=100, tiles=96, queries=3, format="bf16"),
     ],
-    tolerance=dict(partial=_PARTIAL, row_sum=ROW_SUMS),
+    tolerance=dict(
+        partial=_PARTIAL,
+        row_sum=ROW_SUMS,
+        out_bf16=Tolerance("as partial, and the result is rounded", relative_l2=4e-3, cosine=0.99999),
+        out_f16=_PARTIAL,
+        out_f32=_PARTIAL,
+        lse=ROW_SUMS,
+        merged_sum=ROW_SUMS,
+    ),
     draw=dict(
         query_starts=starts_of("queries"),
         query_ends=ends_of("queries"),
@@ -262,7 +292,8 @@ _PACKED = dict(query_starts=True, query_ends=True)
         k_scales=_scales("k"),
         v_scales=_scales("v"),
         q_global=lambda rng, member, shape, axes: np.full(shape, 0.5, np.float32),
-        k_global=lambda rng, member, shape, axes: rng.uniform(0.5, 2, shape).astype(np.float32),
+        k_global=_factors,
+        v_global=_factors,
     ),
 )
 def attention_few(
@@ -279,6 +310,14 @@ def attention_few(
     q_global: In[f32, "1", unaligned] = None,
     k_global: In[f32, "levels", unaligned] = None,
     row_shift: In[f32, "batch heads_kv group queries"] = None,
+    sinks: In[f32, "heads_kv group", unaligned] = None,
+    v_global: In[f32, "v_levels", unaligned] = None,
+    out_bf16: Out[bf16, "batch heads_kv group queries dim_v", strided] = None,
+    out_f16: Out[f16, "batch heads_kv group queries dim_v", strided] = None,
+    out_f32: Out[f32, "batch heads_kv group queries dim_v", strided] = None,
+    lse: Out[f32, "batch heads_kv group queries"] = None,
+    merged_max: Out[f32, "batch heads_kv group queries"] = None,
+    merged_sum: Out[f32, "batch heads_kv group queries"] = None,
     *,
     partial: InOut[f32, "nodes batch heads_kv group queries dim_v"],
     row_max: Out[f32, "nodes batch heads_kv group queries"],
@@ -308,8 +347,10 @@ def attention_few(
     product with V.
     Rows, windows, soft caps and sequences of queries are those of `attention_bf16`. Node i has the 1024 keys from key
     1024 i on. For each row and node, relative to 2**row_max with a whole row_max: partial is the sum of weights times
-    values, not divided, and row_sum the sum of weights. `attention_merge` finishes. If a row sees no key of a node,
-    row_max is -inf, row_sum is 0, and partial is not written.
+    values, not divided, and row_sum the sum of weights. If a row sees no key of a node, row_max is -inf, row_sum is 0,
+    and partial is not written. `attention_merge` finishes. With a single node this kernel can finish itself: out_*,
+    lse, merged_max and merged_sum are then the results of `attention_merge` for sinks, v_global (one factor, or one for
+    each of heads_kv) and, without a soft cap, row_shift.
     row_shift: added to the scaled scores of a row before a soft cap; not used without one. splits: how many runs of
     nodes have blocks of their own; no result depends on it.
     """
@@ -353,3 +394,15 @@ def attention_few(
             factor = np.exp2(np.where(seen, top * LOG2_E - np.where(seen, unit, 0), 0))
             row_max[node][at], row_sum[node][at] = unit, total * factor
             partial[node][at] = np.where(seen[..., None], weighted * factor[..., None], partial[node][at])
+    outputs = dict(
+        out_bf16=out_bf16, out_f16=out_f16, out_f32=out_f32, lse=lse, merged_max=merged_max, merged_sum=merged_sum
+    )
+    if len(row_max) == 1 and any(x is not None for x in outputs.values()):
+        with_heads = {
+            name: x if x is None else x.reshape(x.shape[0], -1, *x.shape[3:])
+            for name, x in dict(outputs, row_shift=None if softcap else row_shift).items()
+        }
+        nodes = (x.reshape(1, len(q), -1, *x.shape[4:]) for x in (partial, row_max, row_sum))
+        attention_merge.function(
+            *nodes, None, None if sinks is None else sinks.reshape(-1), v_global=v_global, natural=0, **with_heads
+        )

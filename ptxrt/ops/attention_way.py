@@ -18,7 +18,7 @@ from ..formats import Format, bf16, f16, f32, format_of
 from ..kernel import Kernel
 from .attention_blocks import BLOCK_ATTENTION, DIMS, MEAN_SCORES
 from .attention_kernels import SPLIT_UNIT, attention_bf16, attention_merge, attention_mxfp4_bf16_in_kernel, in_mxfp4
-from .few import FewOperands, families, merged, only, sinks_on, sums_of
+from .few import FewOperands, families, launch_few, only, sinks_on
 from .operands import Operand, quantize_operand, with_whole_rows
 from .pages import holds_of
 from .place import ROW_UNIT, Place, converted, is_loadable
@@ -288,8 +288,7 @@ def launched(call: Call, stream: StreamLike) -> tuple:
     few, others = families(call) if call.way.has_few else (False, True)
     if few:
         of_few = only(on_device, True) if others else on_device
-        operands = call.way.few_operands(of_few, place)
-        merged(call, operands, place, sums_of(of_few, operands, place, others), target, figures)
+        launch_few(of_few, call.way.few_operands(of_few, place), place, others, target, figures)
     if others:
         _launch_others(only(on_device, False) if few else on_device, place, target, figures, few)
     return (_handed_back(call, place, target), *(place.back(x) for x in figures.values()))

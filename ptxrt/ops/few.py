@@ -1,4 +1,5 @@
-"""`attention` with few queries: launches `attention_few` for the nodes of all sequences, then merges them."""
+"""`attention` with few queries: launches `attention_few` for the nodes of all sequences, then merges
+them, unless there is only one."""
 
 from __future__ import annotations
 
@@ -9,7 +10,15 @@ import numpy as np
 
 from ..array import DeviceArray
 from ..formats import f32
-from .attention_few import FEW_QUERIES, MIXED_DIM, MOST_NODES, attention_few, nodes_of, splits_of_nodes
+from .attention_few import (
+    FEW_QUERIES,
+    MIXED_DIM,
+    MOST_NODES,
+    attention_few,
+    nodes_of,
+    splits_of_nodes,
+    writes_outputs,
+)
 from .attention_kernels import attention_merge
 from .place import ROW_UNIT, Place, converted
 from .scales import fill_f32
@@ -62,42 +71,45 @@ def sinks_on(call: Call, place: Place) -> DeviceArray:
     return converted(sinks[None, None, None], f32, place, place.empty((1, 1, 1, heads), f32)).reshape(heads)
 
 
-def sums_of(call: Call, operands: FewOperands, place: Place, others: bool) -> dict[str, DeviceArray]:
-    """Launch `attention_few` for a call on the device; return the sums as arguments of `attention_merge`, arrays
-    [nodes, ..].
+def launch_few(
+    call: Call, operands: FewOperands, place: Place, others: bool, target: DeviceArray, figures: dict
+) -> None:
+    """Attend a call on the device: write target [batch, heads, queries, dim_v] and figures [batch, heads, queries], by
+    argument names of the merge.
 
-    others: whether the call has other sequences; the row_max of their nodes is then set to -inf.
+    others: whether the call has other sequences, whose rows another kernel writes afterwards.
     """
-    (batch, _, queries, _), (_, heads_kv, keys, dim_v) = call.q.shape, call.v.shape
+    (batch, heads, queries, _), (_, heads_kv, keys, dim_v) = call.q.shape, call.v.shape
     rows, nodes = (batch, heads_kv, call.group, queries), nodes_of(keys)
     sums = {name: place.empty((nodes, *rows), f32) for name in ("row_max", "row_sum")}
     sums["partial"] = place.empty((nodes, *rows, -(-dim_v // ROW_UNIT) * ROW_UNIT), f32)
-    if others:
-        fill_f32(x=sums["row_max"].reshape(sums["row_max"].size), value=-np.inf, stream=place.stream)
     options = {name: place.put(x) for name, x in call.sequences.items()}
     sequences = next((x.shape[0] for x in options.values()), batch)
     row_blocks = -(-call.group * min(queries, FEW_QUERIES) // 16)
     splits = splits_of_nodes(nodes, heads_kv * row_blocks * sequences, sums["partial"].backend.multiprocessors)
-    shift = dict(row_shift=operands.row_shift) if operands.row_shift is not None and call.softcap else {}
     numbers = dict(
         scale=call.scale, softcap=call.softcap, left=call.left, right=call.right, most_keys=keys, sequences=sequences
     )
-    attention_few(**operands.named, **options, **shift, **numbers, **sums, splits=splits, stream=place.stream)
-    return sums
-
-
-def merged(
-    call: Call, operands: FewOperands, place: Place, sums: dict[str, DeviceArray], target: DeviceArray, figures: dict
-) -> None:
-    """Merge the sums into target [batch, heads, queries, dim_v] and figures [batch, heads, queries], by argument names
-    of the merge.
-    """
-    (batch, heads, queries, _), nodes = call.q.shape, sums["row_max"].shape[0]
-    arguments = {name: x.reshape(nodes, batch, heads, *x.shape[4:]) for name, x in sums.items()}
+    ending = {}
     if call.sinks is not None:
-        arguments["sinks"] = sinks_on(call, place)
-    if operands.row_shift is not None and not call.softcap:
-        arguments["row_shift"] = operands.row_shift.reshape(batch, heads, queries)
+        ending["sinks"] = sinks_on(call, place)
     if operands.v_global is not None:
-        arguments["v_global"] = operands.v_global
-    attention_merge(**arguments, **{f"out_{call.output}": target}, **figures, stream=place.stream)
+        ending["v_global"] = operands.v_global
+    shift = operands.row_shift
+    finishes = writes_outputs(nodes, target) and not others
+    if finishes:
+        outputs = {f"out_{call.output}": target.reshape(*rows, dim_v)}
+        options |= outputs | {name: x.reshape(rows) for name, x in figures.items()} | ending
+        if "sinks" in ending:
+            options["sinks"] = ending["sinks"].reshape(heads_kv, call.group)
+    elif others:  # nodes that are not written are skipped by the merge
+        fill_f32(x=sums["row_max"].reshape(sums["row_max"].size), value=-np.inf, stream=place.stream)
+    if shift is not None and (call.softcap or finishes):
+        options["row_shift"] = shift
+    attention_few(**operands.named, **options, **numbers, **sums, splits=splits, stream=place.stream)
+    if finishes:
+        return
+    if shift is not None and not call.softcap:
+        ending["row_shift"] = shift.reshape(batch, heads, queries)
+    arguments = {name: x.reshape(nodes, batch, heads, *x.shape[4:]) for name, x in sums.items()}
+    attention_merge(**arguments, **ending, **{f"out_{call.output}": target}, **figures, stream=place.stream)

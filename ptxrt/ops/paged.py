@@ -12,7 +12,15 @@ from ..array import DeviceArray, as_arrays, as_output
 from ..errors import ArgumentError
 from ..formats import Format, f32, format_of, i32
 from .attention_call import checked_window, output_format
-from .attention_few import FEW_QUERIES, MOST_NODES, NODE_KEYS, attention_few, nodes_of, splits_of_nodes
+from .attention_few import (
+    FEW_QUERIES,
+    MOST_NODES,
+    NODE_KEYS,
+    attention_few,
+    nodes_of,
+    splits_of_nodes,
+    writes_outputs,
+)
 from .attention_kernels import attention_bf16, attention_merge
 from .cache import KVCache, as_bytes, checked_tables, overlapping
 from .operands import checked_cu_seqlens, with_whole_rows
@@ -395,18 +403,26 @@ def _attend(
         sums["partial"] = place.empty((nodes, *rows, dim_v), f32)
         if few and many:  # nodes that few queries do not write are skipped by the merge
             fill_f32(x=sums["row_max"].reshape(sums["row_max"].size), value=-np.inf, stream=stream)
+        ending = {}
+        if call.sinks is not None:
+            ending["sinks"] = place.put(call.sinks)
+        if cache.v_global is not None:
+            ending["v_global"] = cache.v_global
+        if few and not many and writes_outputs(nodes, target):
+            outputs = {f"out_{call.output}": target.reshape(*rows, dim_v)}
+            outputs |= {name: x.reshape(rows) for name, x in figures.items()}
+            if "sinks" in ending:
+                ending["sinks"] = ending["sinks"].reshape(heads_kv, group)
+            _attend_few(call, place, q, options, **sums, **numbers, **outputs, **ending)
+            return
         if few:
             _attend_few(call, place, q, options, **sums, **numbers)
         if many and not finishes:
             _attend_many(call, place, q, of_many, **{name: x[:1] for name, x in sums.items()}, **numbers)
         merged = {name: x.reshape(nodes, batch, heads_kv * group, *x.shape[4:]) for name, x in sums.items()}
-        if call.sinks is not None:
-            merged["sinks"] = place.put(call.sinks)
         if "row_shift" in options and not call.softcap:
             merged["row_shift"] = options["row_shift"].reshape(batch, heads_kv * group, queries)
-        if cache.v_global is not None:
-            merged["v_global"] = cache.v_global
-        attention_merge(**merged, **{f"out_{call.output}": target}, **figures, stream=stream)
+        attention_merge(**merged, **ending, **{f"out_{call.output}": target}, **figures, stream=stream)
     if many and finishes:
         direct = target if fits else place.empty(target.shape, call.output)
         if not fits and few:
