@@ -333,8 +333,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
                                          const GemmOptions &options, const TilePlace &place) {
     using Element = typename Expanded<FormatA, FormatB>::Element;
     using Runs = typename FewExpanded<FormatA, FormatB>::Runs;
-    constexpr auto order =
-        FormatB::bits == 4 && tile::is_bf16<Element> ? tile::PairOrder::crossed : tile::PairOrder::natural;
+    constexpr auto order = FormatB::bits == 4 ? tile::PairOrder::crossed : tile::PairOrder::natural;
     using Ring = FewRing<FormatB>;
     using Stage = typename Ring::Stage;
     using PartOfA = FewRowsOfA<FormatA, FewShared<FormatA, FormatB>, row_tiles>;
