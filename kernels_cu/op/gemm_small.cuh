@@ -36,27 +36,39 @@ constexpr int values_of_scale<Format> = Format::block;
 template <class Format, int values>
 constexpr int scales_of_run = Format::bits == 16 ? 0 : ceil_div(values, values_of_scale<Format>);
 
-// The stages of a warp's run of B: each has a line of 32 rows, with words of scales. Runs are whole units of 64 bytes,
-// or of the 128 values that one word of scales (two of NVFP4) serves.
+// The stages of a warp's run of B, each a line of 32 rows, and pages of its scales, 16 bytes for each row. Runs are
+// whole units of 64 bytes, or of the 128 values that one word of scales (two of NVFP4) serves. A page serves one line
+// or several: copies of 16 bytes pass by the L1, which has too few lines for those of 32 rows and 16 warps.
 template <class Format>
 struct FewRing {
     static constexpr int tiles = few_cols / 8, line = 128;
     static constexpr int values = 8 * line / Format::bits;   // of a line
     static constexpr int unit = Format::bits == 16 ? 32 : 128, units = values / unit;
-    static constexpr int unit_bytes = line / units, unit_words = slice_words<Format>, words = units * unit_words;
+    static constexpr int unit_bytes = line / units, unit_words = slice_words<Format>;
     static constexpr int budget = ptx::shared_bytes_per_block / few_blocks / few_warps - 128;
-    struct NoWords {};
-    struct Words {
-        alignas(4 * words) uint32_t of_row[few_cols][words];
-    };
     struct Stage {
         alignas(line) uint8_t codes[few_cols * line];
-        std::conditional_t<(words > 0), Words, NoWords> scales;
     };
-    static constexpr int fitting = budget / int(sizeof(Stage)), stages = fitting < 3 ? fitting : 3;
-    static_assert(stages >= 2);
+    struct Page {
+        alignas(16) uint8_t of_row[few_cols][16];
+    };
+    static constexpr bool scaled = unit_words > 0;
+    static constexpr int page_units = scaled ? 4 / unit_words : units;
+    // The pages of the lines that are read or copied at a time, if there are `stages` stages.
+    template <int stages>
+    static constexpr int pages_of = scaled ? ceil_div((stages - 1) * units, page_units) + 1 : 0;
+    template <int stages>
+    static constexpr bool fits = stages * int(sizeof(Stage)) + pages_of<stages> * int(sizeof(Page)) <= budget;
+    static constexpr int stages = fits<3> ? 3 : 2, pages = pages_of<stages>;
+    static_assert(fits<stages> && page_units % units == 0);
+
+    struct Pages {
+        Page page[at_least_one(pages)];
+    };
+    struct NoPages {};
 
     Stage stage[stages];
+    [[no_unique_address]] std::conditional_t<scaled, Pages, NoPages> scales;
 };
 
 template <class FormatA, class FormatB>
@@ -192,51 +204,50 @@ struct FewRowsOfB {
     }
 };
 
-// A lane's copies of scales: those of one row of a line, in one piece if their addresses allow it. Scales past the end
-// of a row become 0.
+// A lane's copies of scales: those of one row, a page at a time, in one piece if their addresses allow it. Scales past
+// the end of a row or of the run become 0.
 template <class Format>
 struct FewScaleCopies {
     using Ring = FewRing<Format>;
-    static constexpr int words = Ring::words, bytes = 4 * words;
     const uint8_t *source;
-    uint32_t *first;       // where this lane copies to in the first stage
-    int step, left;        // bytes from word to word in memory; scales from the next word to the end of the row
-    bool whole, aligned;   // whether lines begin at multiples of all their words, or at least of one
+    uint8_t *first;        // where this lane copies to in the first page
+    int step, left;        // bytes from word to word in memory; scales from the next page to the end
+    bool whole, aligned;   // whether pages begin at multiples of 16 bytes, or at least of 4
 
-    // Of row `row` of a matrix, from unit `unit` on.
-    __device__ FewScaleCopies(Ring &ring, const BlockRows &operand, int matrix, int row, int unit) {
+    // Of row `row` of a matrix, from unit `begin` to unit `end`.
+    __device__ FewScaleCopies(Ring &ring, const BlockRows &operand, int matrix, int row, int begin, int end) {
         const tile::ScalePlaces &places = operand.places;
-        const int block = 4 * Ring::unit_words * unit;
+        const int block = 4 * Ring::unit_words * begin;
         source = operand.scales + places.at(operand.first_row + matrix * operand.scale_rows + row, block);
-        first = tile::of_lane(ring.stage[0].scales.of_row);
+        first = tile::of_lane(ring.scales.page[0].of_row);
         step = places.swizzled ? tile::scale_tile_bytes : 4;
-        left = places.blocks - block;
+        left = min(int(places.blocks), 4 * Ring::unit_words * end) - block;
         const uintptr_t places_of_rows = reinterpret_cast<uintptr_t>(operand.scales) | places.stride;
-        whole = !places.swizzled && (places_of_rows | block) % bytes == 0;
+        whole = !places.swizzled && (places_of_rows | block) % 16 == 0;
         aligned = places.swizzled || places_of_rows % 4 == 0;
     }
 
-    // Starts copying the scales of the next line into the stage at `offset`. Unaligned ones go through registers.
+    // Starts copying the next page to the one at `offset`. Unaligned ones go through registers.
     __device__ void copy(uint32_t offset) {
-        const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(first)) + offset;
+        uint8_t *const target = first + offset;
         if (whole) [[likely]] {
-            ptx::cp_async_ca<bytes>(target, source, min(max(left, 0), bytes));
+            ptx::cp_async_cg_16(static_cast<uint32_t>(__cvta_generic_to_shared(target)), source, left > 0);
         } else {
-#pragma unroll
-            for (int i = 0; i < words; ++i) {
+#pragma unroll 1
+            for (int i = 0; i < 4; ++i) {
                 const uint8_t *const word = source + i * step;
                 const int present = min(max(left - 4 * i, 0), 4);
                 if (aligned) {
-                    ptx::cp_async_ca<4>(target + 4 * i, word, present);
+                    ptx::cp_async_ca<4>(static_cast<uint32_t>(__cvta_generic_to_shared(target + 4 * i)), word, present);
                 } else {
                     uint32_t scales = 0;
 #pragma unroll
                     for (int j = 0; j < 4; ++j) scales |= j < present ? uint32_t(__ldg(word + j)) << 8 * j : 0;
-                    first[offset / 4 + i] = scales;
+                    *reinterpret_cast<uint32_t *>(target + 4 * i) = scales;
                 }
             }
         }
-        source += words * step, left -= bytes;
+        source += 4 * step, left -= 16;
     }
 };
 
@@ -288,20 +299,20 @@ __device__ inline void pairs_of(const uint32_t (&word)[words], int part, uint32_
 // of which a pair lies in one word.
 template <class Format, int values>
 struct FewScalesOfB {
-    static constexpr int unit_steps = FewRing<Format>::unit / (4 * values), words = FewRing<Format>::words;
+    static constexpr int unit_steps = FewRing<Format>::unit / (4 * values);
     static constexpr int of_step = scales_of_run<Format, values>, count = unit_steps * of_step;
     static constexpr int stride = of_step > 1 ? 1 : 4 * values / Format::block;
-    uint32_t offset;     // of the lane's word of the first pair, from the scales of a unit on
+    uint32_t offset;     // of the lane's word of the first pair, from the first scales of a unit on
     uint32_t selector;   // the bytes of the first pair
 
     __device__ FewScalesOfB() {
         const int block = tile::StepShare<values>::first() / Format::block, byte = block % 4;
-        offset = 4 * (words * tile::StepShare<values>::row() + block / 4);
+        offset = 16 * tile::StepShare<values>::row() + 4 * (block / 4);
         selector = 0x4400 | byte | (count > 1 ? byte + stride : byte) << 4;
     }
-    // Pair `pair` of column tile `tile`. `scales` is where the scales of a unit begin.
+    // Pair `pair` of column tile `tile`. `scales` is where the unit's scales of the first row begin.
     __device__ uint32_t bytes(const uint8_t *scales, int pair, int tile) const {
-        const int first = 2 * pair * stride, place = 4 * (first / 4 + 8 * words * tile);
+        const int first = 2 * pair * stride, place = 4 * (first / 4) + 16 * 8 * tile;
         const uint32_t word = *reinterpret_cast<const uint32_t *>(scales + (offset + place));
         return __byte_perm(word, 0, selector + first % 4 * 0x11);
     }
@@ -336,6 +347,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     constexpr auto order = FormatB::bits == 4 ? tile::PairOrder::crossed : tile::PairOrder::natural;
     using Ring = FewRing<FormatB>;
     using Stage = typename Ring::Stage;
+    using Page = typename Ring::Page;
     using PartOfA = FewRowsOfA<FormatA, FewShared<FormatA, FormatB>, row_tiles>;
     constexpr int values = PartOfA::values, parts = PartOfA::parts, tiles = Ring::tiles;   // of a lane in a step
     // One unit at a time, or all units of a line if a unit is a single step.
@@ -350,23 +362,31 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     const int begin = min(warp * of_warp, units), end = min(begin + of_warp, units);
     FewRowsOfB<FormatB, bytes> rows_b(ring, b, options, place, begin, end);
     auto scales_b = [&] {
-        if constexpr (Ring::words > 0) {
+        if constexpr (Ring::scaled) {
             const int row = min(tile::lane_item(place.first_col), options.cols - 1);
-            return FewScaleCopies<FormatB>(ring, b, place.group, row, begin);
+            return FewScaleCopies<FormatB>(ring, b, place.group, row, begin, end);
         } else {
             return 0;
         }
     }();
-    int filled = begin;   // end of the units in flight
-    uint32_t stage = 0, offset_filled = 0;
+    int filled = begin;                                                // end of the units in flight
+    uint32_t stage = 0, page = 0, stage_filled = 0, page_filled = 0;   // where they begin in the ring
+    const auto next = [](uint32_t &offset, uint32_t bytes, int count) {
+        offset = offset + bytes == bytes * count ? 0 : offset + bytes;
+    };
     auto copy = [&] {   // fills the stages in order; past the end the groups are empty
         if (filled < end) {
-            rows_b.copy(offset_filled);
-            if constexpr (Ring::words > 0) scales_b.copy(offset_filled);
+            rows_b.copy(stage_filled);
+            if constexpr (Ring::scaled) {
+                if ((filled - begin) % Ring::page_units == 0) {
+                    scales_b.copy(page_filled);
+                    next(page_filled, sizeof(Page), Ring::pages);
+                }
+            }
         }
         ptx::cp_async_commit_group();
         filled += Ring::units;
-        offset_filled = offset_filled == (Ring::stages - 1) * sizeof(Stage) ? 0 : offset_filled + sizeof(Stage);
+        next(stage_filled, sizeof(Stage), Ring::stages);
     };
     // Fill all stages but one, and load the first fragments of A.
 #pragma unroll
@@ -385,7 +405,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
         ptx::cp_async_wait_group<Ring::stages - 2>();
         ptx::bar_warp_sync();   // all lanes see this stage and have read the one before it
         copy();
-        const uint32_t offset = stage * sizeof(Stage);
+        const int unit_in_page = (unit - begin) % Ring::page_units;
 #pragma unroll 1
         for (int of_line = 0; of_line < Ring::units; of_line += units_at_once) {
             if (of_line > 0 && unit + of_line >= end) break;
@@ -395,21 +415,20 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
                 if (units_at_once > 1 && step > 0 && unit + step >= end) break;
                 uint32_t words_b[tiles][words], scale_b[tiles] = {};
 #pragma unroll
-                for (int i = 0; i < tiles; ++i) rows_b.read(words_b[i], offset, of_line * Ring::unit_bytes, step, i);
+                for (int i = 0; i < tiles; ++i) rows_b.read(words_b[i], stage, of_line * Ring::unit_bytes, step, i);
 #pragma unroll
                 for (int part = 0; part < parts; ++part) {
                     uint32_t pairs_b[tiles][4];
 #pragma unroll
                     for (int i = 0; i < tiles; ++i) {
-                        if constexpr (Ring::words > 0) {
+                        if constexpr (Ring::scaled) {
                             if (8 * part % FormatB::block == 0) {
-                                const int unit_of_line = of_line + step / steps_of_unit;
+                                const int unit_of_page = unit_in_page + of_line + step / steps_of_unit;
                                 const int number =
                                     step % steps_of_unit * lane_scales.of_step + 8 * part / FormatB::block;
                                 if (number % 2 == 0) {
-                                    const auto *const first =
-                                        reinterpret_cast<const uint8_t *>(ring.stage[0].scales.of_row) + offset +
-                                        unit_of_line * Ring::unit_words * 4;
+                                    const uint8_t *const first =
+                                        ring.scales.page[0].of_row[0] + page + unit_of_page * Ring::unit_words * 4;
                                     two_scales[i] = Runs::factors(lane_scales.bytes(first, number / 2, i));
                                 }
                                 scale_b[i] = __byte_perm(two_scales[i], 0, number % 2 == 0 ? 0x1010 : 0x3232);
@@ -440,7 +459,10 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
             }
             rows_a.template next<steps>();
         }
-        stage = stage + 1 == Ring::stages ? 0 : stage + 1;
+        next(stage, sizeof(Stage), Ring::stages);
+        if constexpr (Ring::scaled) {
+            if ((unit + Ring::units - begin) % Ring::page_units == 0) next(page, sizeof(Page), Ring::pages);
+        }
     }
     ptx::cp_async_wait_group<0>();
     ptx::bar_warp_sync();   // all lanes have read the ring, which the sums overwrite

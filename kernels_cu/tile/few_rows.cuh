@@ -98,8 +98,9 @@ struct NvRunsToBf16 {
     static constexpr float lift = 0x1p7f;
 
     __device__ static uint32_t factors(uint32_t bytes) {
-        const uint32_t scales = ExpandedMx::value(ptx::cvt_rn_f16x2_e4m3x2(bytes));   // of either sign, which is ignored
-        return ptx::mul_bf16x2(ptx::abs_bf16x2(scales), 0x7b007b00u);                 // 2^119
+        const uint32_t scales =
+            ExpandedMx::value(ptx::cvt_rn_f16x2_e4m3x2(bytes));         // of either sign, which is ignored
+        return ptx::mul_bf16x2(ptx::abs_bf16x2(scales), 0x7b007b00u);   // 2^119
     }
     template <class Format, PairOrder order>
     __device__ static void eight(uint32_t (&pairs)[4], const uint32_t *first, uint32_t factor) {
@@ -110,8 +111,8 @@ struct NvRunsToBf16 {
     }
 };
 
-// Eight e2m1 codes as four f16x2 in crossed order, times 2^-6. Shifted by two bits, the magnitudes of four codes are those
-// of e4m3. Exact.
+// Eight e2m1 codes as four f16x2 in crossed order, times 2^-6. Shifted by two bits, the magnitudes of four codes are
+// those of e4m3. Exact.
 __device__ inline void crossed_f16x2_from_e2m1x8(uint32_t codes, uint32_t (&values)[4]) {
     uint32_t even[2], odd[2];
     ptx::cvt_rn_f16x2_e4m3x4(even, (codes << 4 & 0x80808080u) | (codes << 2 & 0x1c1c1c1cu));
