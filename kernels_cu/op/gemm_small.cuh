@@ -167,6 +167,7 @@ struct FewRowsOfB {
     int from;               // where it reads from in the first stage, in bytes
     int left, there;        // bytes of the run from this lane's next chunk on; of its rows, those that exist
 
+    FewRowsOfB() = default;
     __device__ FewRowsOfB(const Ring &ring, const OperandRows &rows, const GemmOptions &options, const TilePlace &place,
                           int begin, int end) {
         const Lines lines;
@@ -214,6 +215,7 @@ struct FewScaleCopies {
     int step, left;        // bytes from word to word in memory; scales from the next page to the end
     bool whole, aligned;   // whether pages begin at multiples of 16 bytes, or at least of 4
 
+    FewScaleCopies() = default;
     // Of row `row` of a matrix, from unit `begin` to unit `end`.
     __device__ FewScaleCopies(Ring &ring, const BlockRows &operand, int matrix, int row, int begin, int end) {
         const tile::ScalePlaces &places = operand.places;
@@ -248,6 +250,55 @@ struct FewScaleCopies {
             }
         }
         source += 4 * step, left -= 16;
+    }
+};
+
+struct NoScaleCopies {};
+
+// Where the next stage or page of a ring of `count` begins.
+__device__ inline uint32_t next_in_ring(uint32_t offset, uint32_t bytes, int count) {
+    return offset + bytes == bytes * count ? 0 : offset + bytes;
+}
+
+// The run of one warp, and the copies of its lines of B with pages of their scales.
+template <class Format, int bytes>
+struct FewCopies {
+    using Ring = FewRing<Format>;
+    int begin, end;   // units of the run
+    int filled;       // end of the units in flight
+    FewRowsOfB<Format, bytes> rows;
+    std::conditional_t<Ring::scaled, FewScaleCopies<Format>, NoScaleCopies> scales;
+    uint32_t stage, page;   // where the next ones begin in the ring
+
+    // From line `first` of the run on; the lines before it are in flight.
+    template <class RowsB>
+    __device__ FewCopies(Ring &ring, const RowsB &b, const GemmOptions &options, const TilePlace &place, int warp,
+                         int first) {
+        const int units = ceil_div(b.bytes, Ring::unit_bytes), of_warp = ceil_div(units, few_warps);
+        begin = min(warp * of_warp, units), end = min(begin + of_warp, units), filled = begin + first * Ring::units;
+        rows = FewRowsOfB<Format, bytes>(ring, b, options, place, filled, end);
+        const int first_page = ceil_div(first * Ring::units, Ring::page_units);
+        if constexpr (Ring::scaled) {
+            const int row = min(tile::lane_item(place.first_col), options.cols - 1);
+            scales = FewScaleCopies<Format>(ring, b, place.group, row, begin + first_page * Ring::page_units, end);
+        }
+        stage = first * sizeof(typename Ring::Stage), page = first_page * sizeof(typename Ring::Page);
+    }
+
+    // Starts copying the next line. Past the end of the run, its group is empty.
+    __device__ void start() {
+        if (filled < end) {
+            rows.copy(stage);
+            if constexpr (Ring::scaled) {
+                if ((filled - begin) % Ring::page_units == 0) {
+                    scales.copy(page);
+                    page = next_in_ring(page, sizeof(typename Ring::Page), Ring::pages);
+                }
+            }
+        }
+        ptx::cp_async_commit_group();
+        filled += Ring::units;
+        stage = next_in_ring(stage, sizeof(typename Ring::Stage), Ring::stages);
     }
 };
 
@@ -338,7 +389,7 @@ __device__ inline void put_transposed(tile::AccumulatorStaging<few_cols> &stagin
 
 // The sums of one warp over 8 `row_tiles` rows and 32 columns, to its staging. Columns of C are rows of the MMAs:
 // expanded B is the operand with 16 rows, A the operand with 8, whose loaded words are fragments already. Called by all
-// threads, after some of them wrote where rows of A begin; B is on its way before they wait for this.
+// threads, after some of them wrote where rows of A begin; all stages of B but one are on their way.
 template <class FormatA, class FormatB, int row_tiles, class RowsA, class RowsB>
 __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, const RowsA &a, const RowsB &b,
                                          const GemmOptions &options, const TilePlace &place) {
@@ -346,76 +397,43 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     using Runs = typename FewExpanded<FormatA, FormatB>::Runs;
     constexpr auto order = FormatB::bits == 4 ? tile::PairOrder::crossed : tile::PairOrder::natural;
     using Ring = FewRing<FormatB>;
-    using Stage = typename Ring::Stage;
-    using Page = typename Ring::Page;
     using PartOfA = FewRowsOfA<FormatA, FewShared<FormatA, FormatB>, row_tiles>;
     constexpr int values = PartOfA::values, parts = PartOfA::parts, tiles = Ring::tiles;   // of a lane in a step
     // One unit at a time, or all units of a line if a unit is a single step.
     constexpr int steps_of_unit = Ring::unit / (4 * values), units_at_once = steps_of_unit > 1 ? 1 : Ring::units;
     constexpr int steps = units_at_once * steps_of_unit;
-    constexpr int bytes = values * FormatB::bits / 8, words = bytes / 4;
+    constexpr int words = values * FormatB::bits / 32;
     const int warp = ptx::of_this_branch(threadIdx.x / 32);
     Ring &ring = shared.warp[warp].ring;
-
-    // The units of this warp's run, and their copies.
-    const int units = ceil_div(b.bytes, Ring::unit_bytes), of_warp = ceil_div(units, few_warps);
-    const int begin = min(warp * of_warp, units), end = min(begin + of_warp, units);
-    FewRowsOfB<FormatB, bytes> rows_b(ring, b, options, place, begin, end);
-    auto scales_b = [&] {
-        if constexpr (Ring::scaled) {
-            const int row = min(tile::lane_item(place.first_col), options.cols - 1);
-            return FewScaleCopies<FormatB>(ring, b, place.group, row, begin, end);
-        } else {
-            return 0;
-        }
-    }();
-    int filled = begin;                                                // end of the units in flight
-    uint32_t stage = 0, page = 0, stage_filled = 0, page_filled = 0;   // where they begin in the ring
-    const auto next = [](uint32_t &offset, uint32_t bytes, int count) {
-        offset = offset + bytes == bytes * count ? 0 : offset + bytes;
-    };
-    auto copy = [&] {   // fills the stages in order; past the end the groups are empty
-        if (filled < end) {
-            rows_b.copy(stage_filled);
-            if constexpr (Ring::scaled) {
-                if ((filled - begin) % Ring::page_units == 0) {
-                    scales_b.copy(page_filled);
-                    next(page_filled, sizeof(Page), Ring::pages);
-                }
-            }
-        }
-        ptx::cp_async_commit_group();
-        filled += Ring::units;
-        next(stage_filled, sizeof(Stage), Ring::stages);
-    };
-    // Fill all stages but one, and load the first fragments of A.
-#pragma unroll
-    for (int i = 0; i < Ring::stages - 1; ++i) copy();
+    FewCopies<FormatB, values * FormatB::bits / 8> copies(ring, b, options, place, warp, Ring::stages - 1);
+    // The first fragments of A.
     ptx::bar_sync();   // all threads see where rows of A begin
-    PartOfA rows_a(shared, a, begin * Ring::unit);
+    PartOfA rows_a(shared, a, copies.begin * Ring::unit);
 #pragma unroll
     for (int i = 0; i < PartOfA::slots; ++i) rows_a.load(i);
 
     const FewScalesOfB<FormatB, values> lane_scales;
+    uint32_t stage_read = 0, page_read = 0;   // where the present ones begin in the ring
 
     tile::Accumulator sums[row_tiles + row_tiles % 2][tiles / 2] = {};   // beside an odd fragment, zeros
     // All lines of the run.
 #pragma unroll 1
-    for (int unit = begin; unit < end; unit += Ring::units) {
+    for (int unit = copies.begin; unit < copies.end; unit += Ring::units) {
         ptx::cp_async_wait_group<Ring::stages - 2>();
         ptx::bar_warp_sync();   // all lanes see this stage and have read the one before it
-        copy();
-        const int unit_in_page = (unit - begin) % Ring::page_units;
+        copies.start();
+        const int unit_in_page = (unit - copies.begin) % Ring::page_units;
 #pragma unroll 1
         for (int of_line = 0; of_line < Ring::units; of_line += units_at_once) {
-            if (of_line > 0 && unit + of_line >= end) break;
+            if (of_line > 0 && unit + of_line >= copies.end) break;
             uint32_t two_scales[tiles];
 #pragma unroll
             for (int step = 0; step < steps; ++step) {
-                if (units_at_once > 1 && step > 0 && unit + step >= end) break;
+                if (units_at_once > 1 && step > 0 && unit + step >= copies.end) break;
                 uint32_t words_b[tiles][words], scale_b[tiles] = {};
 #pragma unroll
-                for (int i = 0; i < tiles; ++i) rows_b.read(words_b[i], stage, of_line * Ring::unit_bytes, step, i);
+                for (int i = 0; i < tiles; ++i)
+                    copies.rows.read(words_b[i], stage_read, of_line * Ring::unit_bytes, step, i);
 #pragma unroll
                 for (int part = 0; part < parts; ++part) {
                     uint32_t pairs_b[tiles][4];
@@ -428,7 +446,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
                                     step % steps_of_unit * lane_scales.of_step + 8 * part / FormatB::block;
                                 if (number % 2 == 0) {
                                     const uint8_t *const first =
-                                        ring.scales.page[0].of_row[0] + page + unit_of_page * Ring::unit_words * 4;
+                                        ring.scales.page[0].of_row[0] + page_read + unit_of_page * Ring::unit_words * 4;
                                     two_scales[i] = Runs::factors(lane_scales.bytes(first, number / 2, i));
                                 }
                                 scale_b[i] = __byte_perm(two_scales[i], 0, number % 2 == 0 ? 0x1010 : 0x3232);
@@ -459,9 +477,10 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
             }
             rows_a.template next<steps>();
         }
-        next(stage, sizeof(Stage), Ring::stages);
+        stage_read = next_in_ring(stage_read, sizeof(typename Ring::Stage), Ring::stages);
         if constexpr (Ring::scaled) {
-            if ((unit + Ring::units - begin) % Ring::page_units == 0) next(page, sizeof(Page), Ring::pages);
+            if ((unit + Ring::units - copies.begin) % Ring::page_units == 0)
+                page_read = next_in_ring(page_read, sizeof(typename Ring::Page), Ring::pages);
         }
     }
     ptx::cp_async_wait_group<0>();
@@ -480,6 +499,16 @@ __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const Ge
     const TilePlace place = TilePlace::of_block<most, few_cols>(options);
     if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
     if (!place.there) return;
+    // B is on its way before the block waits for anything. The copies go on with values that each number of rows
+    // computes anew meanwhile: those of one number would occupy registers of all.
+    {
+        using Ring = FewRing<FormatB>;
+        const int warp = threadIdx.x / 32;
+        FewCopies<FormatB, 16 * FormatB::bits / FormatA::bits> copies(shared.warp[warp].ring, b, options, place, warp,
+                                                                      0);
+#pragma unroll 1
+        for (int i = 0; i < Ring::stages - 1; ++i) copies.start();
+    }
     // Where rows of A begin.
     const int rows = place.end_row - place.first_row;
     if (threadIdx.x < most) {
