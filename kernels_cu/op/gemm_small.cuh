@@ -449,7 +449,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
                                         ring.scales.page[0].of_row[0] + page_read + unit_of_page * Ring::unit_words * 4;
                                     two_scales[i] = Runs::factors(lane_scales.bytes(first, number / 2, i));
                                 }
-                                scale_b[i] = __byte_perm(two_scales[i], 0, number % 2 == 0 ? 0x1010 : 0x3232);
+                                scale_b[i] = tile::both_halves(two_scales[i], number % 2 != 0);
                             }
                         }
                         pairs_of<Runs, FormatB, Element, order, true>(words_b[i], part, pairs_b[i], scale_b[i]);
