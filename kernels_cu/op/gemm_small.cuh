@@ -1,11 +1,11 @@
 // Matrix products of few rows, which are bound by loading B from memory.
 //
 // The depth is cut into eight runs, one for each warp of a block, for any M, N and machine. Their sums are added in a
-// fixed tree, so the bits of a row depend on K and the formats alone. A warp keeps several stages of B in flight: lines
-// of 128 bytes of 32 rows, which use whole memory transactions. No warp waits for another. A lane holds 16 of every 64
-// bytes of a row of A. These values are its part of the k of several MMAs in 16 bits, and it reads the same k of B from
-// shared memory: A and B share one permutation of k. All blocks read A, so its loads hit the caches; they go to
-// registers, ahead of their MMAs.
+// fixed tree, so the bits of a row depend on K and the formats alone. A warp copies one stage of B while it multiplies
+// another: lines of 128 bytes of 32 rows, which use whole memory transactions. No warp waits for another. A lane holds
+// 16 of every 64 bytes of a row of A. These values are its part of the k of several MMAs in 16 bits, and it reads the
+// same k of B from shared memory: A and B share one permutation of k. All blocks read A, so its loads hit the caches;
+// they go to registers, ahead of their MMAs.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,6 @@ struct FewRing {
     static constexpr int values = 8 * line / Format::bits;   // of a line
     static constexpr int unit = Format::bits == 16 ? 32 : 128, units = values / unit;
     static constexpr int unit_bytes = line / units, unit_words = slice_words<Format>;
-    static constexpr int budget = ptx::shared_bytes_per_block / few_blocks / few_warps - 128;
     struct Stage {
         alignas(line) uint8_t codes[few_cols * line];
     };
@@ -54,13 +53,10 @@ struct FewRing {
     };
     static constexpr bool scaled = unit_words > 0;
     static constexpr int page_units = scaled ? 4 / unit_words : units;
-    // The pages of the lines that are read or copied at a time, if there are `stages` stages.
-    template <int stages>
-    static constexpr int pages_of = scaled ? ceil_div((stages - 1) * units, page_units) + 1 : 0;
-    template <int stages>
-    static constexpr bool fits = stages * int(sizeof(Stage)) + pages_of<stages> * int(sizeof(Page)) <= budget;
-    static constexpr int stages = fits<3> ? 3 : 2, pages = pages_of<stages>;
-    static_assert(fits<stages> && page_units % units == 0);
+    // One line is read while another one is on its way. A multiprocessor keeps track of a limited number of copies;
+    // further ones would hold up loads from shared memory behind them.
+    static constexpr int stages = 2, pages = scaled ? ceil_div((stages - 1) * units, page_units) + 1 : 0;
+    static_assert(page_units % units == 0);
 
     struct Pages {
         Page page[at_least_one(pages)];
@@ -206,13 +202,14 @@ struct FewRowsOfB {
 };
 
 // A lane's copies of scales: those of one row, a page at a time, in one piece if their addresses allow it. Scales past
-// the end of a row or of the run become 0.
+// the end of a row become 0.
 template <class Format>
 struct FewScaleCopies {
     using Ring = FewRing<Format>;
     const uint8_t *source;
     uint8_t *first;        // where this lane copies to in the first page
-    int step, left;        // bytes from word to word in memory; scales from the next page to the end
+    int step, left;        // bytes from word to word in memory; scales from the next page to the end of the row
+    int words;             // of scales from there to the end of the run
     bool whole, aligned;   // whether pages begin at multiples of 16 bytes, or at least of 4
 
     FewScaleCopies() = default;
@@ -223,7 +220,7 @@ struct FewScaleCopies {
         source = operand.scales + places.at(operand.first_row + matrix * operand.scale_rows + row, block);
         first = tile::of_lane(ring.scales.page[0].of_row);
         step = places.swizzled ? tile::scale_tile_bytes : 4;
-        left = min(int(places.blocks), 4 * Ring::unit_words * end) - block;
+        left = int(places.blocks) - block, words = Ring::unit_words * (end - begin);
         const uintptr_t places_of_rows = reinterpret_cast<uintptr_t>(operand.scales) | places.stride;
         whole = !places.swizzled && (places_of_rows | block) % 16 == 0;
         aligned = places.swizzled || places_of_rows % 4 == 0;
@@ -236,7 +233,7 @@ struct FewScaleCopies {
             ptx::cp_async_cg_16(static_cast<uint32_t>(__cvta_generic_to_shared(target)), source, left > 0);
         } else {
 #pragma unroll 1
-            for (int i = 0; i < 4; ++i) {
+            for (int i = 0; i < min(words, 4); ++i) {
                 const uint8_t *const word = source + i * step;
                 const int present = min(max(left - 4 * i, 0), 4);
                 if (aligned) {
@@ -249,7 +246,7 @@ struct FewScaleCopies {
                 }
             }
         }
-        source += 4 * step, left -= 16;
+        source += 4 * step, left -= 16, words -= 4;
     }
 };
 
@@ -268,21 +265,17 @@ struct FewCopies {
     int filled;       // end of the units in flight
     FewRowsOfB<Format, bytes> rows;
     std::conditional_t<Ring::scaled, FewScaleCopies<Format>, NoScaleCopies> scales;
-    uint32_t stage, page;   // where the next ones begin in the ring
+    uint32_t stage = 0, page = 0;   // where the next ones begin in the ring
 
-    // From line `first` of the run on; the lines before it are in flight.
     template <class RowsB>
-    __device__ FewCopies(Ring &ring, const RowsB &b, const GemmOptions &options, const TilePlace &place, int warp,
-                         int first) {
+    __device__ FewCopies(Ring &ring, const RowsB &b, const GemmOptions &options, const TilePlace &place, int warp) {
         const int units = ceil_div(b.bytes, Ring::unit_bytes), of_warp = ceil_div(units, few_warps);
-        begin = min(warp * of_warp, units), end = min(begin + of_warp, units), filled = begin + first * Ring::units;
-        rows = FewRowsOfB<Format, bytes>(ring, b, options, place, filled, end);
-        const int first_page = ceil_div(first * Ring::units, Ring::page_units);
+        begin = min(warp * of_warp, units), end = min(begin + of_warp, units), filled = begin;
+        rows = FewRowsOfB<Format, bytes>(ring, b, options, place, begin, end);
         if constexpr (Ring::scaled) {
             const int row = min(tile::lane_item(place.first_col), options.cols - 1);
-            scales = FewScaleCopies<Format>(ring, b, place.group, row, begin + first_page * Ring::page_units, end);
+            scales = FewScaleCopies<Format>(ring, b, place.group, row, begin, end);
         }
-        stage = first * sizeof(typename Ring::Stage), page = first_page * sizeof(typename Ring::Page);
     }
 
     // Starts copying the next line. Past the end of the run, its group is empty.
@@ -389,7 +382,7 @@ __device__ inline void put_transposed(tile::AccumulatorStaging<few_cols> &stagin
 
 // The sums of one warp over 8 `row_tiles` rows and 32 columns, to its staging. Columns of C are rows of the MMAs:
 // expanded B is the operand with 16 rows, A the operand with 8, whose loaded words are fragments already. Called by all
-// threads, after some of them wrote where rows of A begin; all stages of B but one are on their way.
+// threads, after some of them wrote where rows of A begin; B is on its way before they wait for this.
 template <class FormatA, class FormatB, int row_tiles, class RowsA, class RowsB>
 __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, const RowsA &a, const RowsB &b,
                                          const GemmOptions &options, const TilePlace &place) {
@@ -405,7 +398,9 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     constexpr int words = values * FormatB::bits / 32;
     const int warp = ptx::of_this_branch(threadIdx.x / 32);
     Ring &ring = shared.warp[warp].ring;
-    FewCopies<FormatB, values * FormatB::bits / 8> copies(ring, b, options, place, warp, Ring::stages - 1);
+    FewCopies<FormatB, values * FormatB::bits / 8> copies(ring, b, options, place, warp);
+#pragma unroll
+    for (int i = 0; i < Ring::stages - 1; ++i) copies.start();
     // The first fragments of A.
     ptx::bar_sync();   // all threads see where rows of A begin
     PartOfA rows_a(shared, a, copies.begin * Ring::unit);
@@ -499,16 +494,6 @@ __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const Ge
     const TilePlace place = TilePlace::of_block<most, few_cols>(options);
     if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
     if (!place.there) return;
-    // B is on its way before the block waits for anything. The copies go on with values that each number of rows
-    // computes anew meanwhile: those of one number would occupy registers of all.
-    {
-        using Ring = FewRing<FormatB>;
-        const int warp = threadIdx.x / 32;
-        FewCopies<FormatB, 16 * FormatB::bits / FormatA::bits> copies(shared.warp[warp].ring, b, options, place, warp,
-                                                                      0);
-#pragma unroll 1
-        for (int i = 0; i < Ring::stages - 1; ++i) copies.start();
-    }
     // Where rows of A begin.
     const int rows = place.end_row - place.first_row;
     if (threadIdx.x < most) {
