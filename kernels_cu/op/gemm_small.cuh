@@ -1,11 +1,11 @@
 // Matrix products of few rows, which are bound by loading B from memory.
 //
 // The depth is cut into eight runs, one for each warp of a block, for any M, N and machine. Their sums are added in a
-// fixed tree, so the bits of a row depend on K and the formats alone. A warp keeps several stages of B in flight: lines
-// of 128 bytes of 32 rows, which use whole memory transactions. No warp waits for another. A lane holds 16 of every 64
-// bytes of a row of A. These values are its part of the k of several MMAs in 16 bits, and it reads the same k of B from
-// shared memory: A and B share one permutation of k. All blocks read A, so its loads hit the caches; they go to
-// registers, ahead of their MMAs.
+// fixed tree, so the bits of a row depend on K and the formats alone. A warp copies one stage of B while it multiplies
+// another: lines of 128 bytes of 32 rows, which use whole memory transactions. No warp waits for another. A lane holds
+// 16 of every 64 bytes of a row of A. These values are its part of the k of several MMAs in 16 bits, and it reads the
+// same k of B from shared memory: A and B share one permutation of k. All blocks read A, so its loads hit the caches;
+// they go to registers, ahead of their MMAs.
 #pragma once
 
 #include <cstdint>
@@ -36,27 +36,35 @@ constexpr int values_of_scale<Format> = Format::block;
 template <class Format, int values>
 constexpr int scales_of_run = Format::bits == 16 ? 0 : ceil_div(values, values_of_scale<Format>);
 
-// The stages of a warp's run of B: each has a line of 32 rows, with words of scales. Runs are whole units of 64 bytes,
-// or of the 128 values that one word of scales (two of NVFP4) serves.
+// The stages of a warp's run of B, each a line of 32 rows, and pages of its scales, 16 bytes for each row. Runs are
+// whole units of 64 bytes, or of the 128 values that one word of scales (two of NVFP4) serves. A page serves one line
+// or several: copies of 16 bytes pass by the L1, which has too few lines for those of 32 rows and 16 warps.
 template <class Format>
 struct FewRing {
     static constexpr int tiles = few_cols / 8, line = 128;
     static constexpr int values = 8 * line / Format::bits;   // of a line
     static constexpr int unit = Format::bits == 16 ? 32 : 128, units = values / unit;
-    static constexpr int unit_bytes = line / units, unit_words = slice_words<Format>, words = units * unit_words;
-    static constexpr int budget = ptx::shared_bytes_per_block / few_blocks / few_warps - 128;
-    struct NoWords {};
-    struct Words {
-        alignas(4 * words) uint32_t of_row[few_cols][words];
-    };
+    static constexpr int unit_bytes = line / units, unit_words = slice_words<Format>;
     struct Stage {
         alignas(line) uint8_t codes[few_cols * line];
-        std::conditional_t<(words > 0), Words, NoWords> scales;
     };
-    static constexpr int fitting = budget / int(sizeof(Stage)), stages = fitting < 3 ? fitting : 3;
-    static_assert(stages >= 2);
+    struct Page {
+        alignas(16) uint8_t of_row[few_cols][16];
+    };
+    static constexpr bool scaled = unit_words > 0;
+    static constexpr int page_units = scaled ? 4 / unit_words : units;
+    // One line is read while another one is on its way. A multiprocessor keeps track of a limited number of copies;
+    // further ones would hold up loads from shared memory behind them.
+    static constexpr int stages = 2, pages = scaled ? ceil_div((stages - 1) * units, page_units) + 1 : 0;
+    static_assert(page_units % units == 0);
+
+    struct Pages {
+        Page page[at_least_one(pages)];
+    };
+    struct NoPages {};
 
     Stage stage[stages];
+    [[no_unique_address]] std::conditional_t<scaled, Pages, NoPages> scales;
 };
 
 template <class FormatA, class FormatB>
@@ -155,6 +163,7 @@ struct FewRowsOfB {
     int from;               // where it reads from in the first stage, in bytes
     int left, there;        // bytes of the run from this lane's next chunk on; of its rows, those that exist
 
+    FewRowsOfB() = default;
     __device__ FewRowsOfB(const Ring &ring, const OperandRows &rows, const GemmOptions &options, const TilePlace &place,
                           int begin, int end) {
         const Lines lines;
@@ -192,51 +201,97 @@ struct FewRowsOfB {
     }
 };
 
-// A lane's copies of scales: those of one row of a line, in one piece if their addresses allow it. Scales past the end
-// of a row become 0.
+// A lane's copies of scales: those of one row, a page at a time, in one piece if their addresses allow it. Scales past
+// the end of a row become 0.
 template <class Format>
 struct FewScaleCopies {
     using Ring = FewRing<Format>;
-    static constexpr int words = Ring::words, bytes = 4 * words;
     const uint8_t *source;
-    uint32_t *first;       // where this lane copies to in the first stage
-    int step, left;        // bytes from word to word in memory; scales from the next word to the end of the row
-    bool whole, aligned;   // whether lines begin at multiples of all their words, or at least of one
+    uint8_t *first;        // where this lane copies to in the first page
+    int step, left;        // bytes from word to word in memory; scales from the next page to the end of the row
+    int words;             // of scales from there to the end of the run
+    bool whole, aligned;   // whether pages begin at multiples of 16 bytes, or at least of 4
 
-    // Of row `row` of a matrix, from unit `unit` on.
-    __device__ FewScaleCopies(Ring &ring, const BlockRows &operand, int matrix, int row, int unit) {
+    FewScaleCopies() = default;
+    // Of row `row` of a matrix, from unit `begin` to unit `end`.
+    __device__ FewScaleCopies(Ring &ring, const BlockRows &operand, int matrix, int row, int begin, int end) {
         const tile::ScalePlaces &places = operand.places;
-        const int block = 4 * Ring::unit_words * unit;
+        const int block = 4 * Ring::unit_words * begin;
         source = operand.scales + places.at(operand.first_row + matrix * operand.scale_rows + row, block);
-        first = tile::of_lane(ring.stage[0].scales.of_row);
+        first = tile::of_lane(ring.scales.page[0].of_row);
         step = places.swizzled ? tile::scale_tile_bytes : 4;
-        left = places.blocks - block;
+        left = int(places.blocks) - block, words = Ring::unit_words * (end - begin);
         const uintptr_t places_of_rows = reinterpret_cast<uintptr_t>(operand.scales) | places.stride;
-        whole = !places.swizzled && (places_of_rows | block) % bytes == 0;
+        whole = !places.swizzled && (places_of_rows | block) % 16 == 0;
         aligned = places.swizzled || places_of_rows % 4 == 0;
     }
 
-    // Starts copying the scales of the next line into the stage at `offset`. Unaligned ones go through registers.
+    // Starts copying the next page to the one at `offset`. Unaligned ones go through registers.
     __device__ void copy(uint32_t offset) {
-        const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(first)) + offset;
+        uint8_t *const target = first + offset;
         if (whole) [[likely]] {
-            ptx::cp_async_ca<bytes>(target, source, min(max(left, 0), bytes));
+            ptx::cp_async_cg_16(static_cast<uint32_t>(__cvta_generic_to_shared(target)), source, left > 0);
         } else {
-#pragma unroll
-            for (int i = 0; i < words; ++i) {
+#pragma unroll 1
+            for (int i = 0; i < min(words, 4); ++i) {
                 const uint8_t *const word = source + i * step;
                 const int present = min(max(left - 4 * i, 0), 4);
                 if (aligned) {
-                    ptx::cp_async_ca<4>(target + 4 * i, word, present);
+                    ptx::cp_async_ca<4>(static_cast<uint32_t>(__cvta_generic_to_shared(target + 4 * i)), word, present);
                 } else {
                     uint32_t scales = 0;
 #pragma unroll
                     for (int j = 0; j < 4; ++j) scales |= j < present ? uint32_t(__ldg(word + j)) << 8 * j : 0;
-                    first[offset / 4 + i] = scales;
+                    *reinterpret_cast<uint32_t *>(target + 4 * i) = scales;
                 }
             }
         }
-        source += words * step, left -= bytes;
+        source += 4 * step, left -= 16, words -= 4;
+    }
+};
+
+struct NoScaleCopies {};
+
+// Where the next stage or page of a ring of `count` begins.
+__device__ inline uint32_t next_in_ring(uint32_t offset, uint32_t bytes, int count) {
+    return offset + bytes == bytes * count ? 0 : offset + bytes;
+}
+
+// The run of one warp, and the copies of its lines of B with pages of their scales.
+template <class Format, int bytes>
+struct FewCopies {
+    using Ring = FewRing<Format>;
+    int begin, end;   // units of the run
+    int filled;       // end of the units in flight
+    FewRowsOfB<Format, bytes> rows;
+    std::conditional_t<Ring::scaled, FewScaleCopies<Format>, NoScaleCopies> scales;
+    uint32_t stage = 0, page = 0;   // where the next ones begin in the ring
+
+    template <class RowsB>
+    __device__ FewCopies(Ring &ring, const RowsB &b, const GemmOptions &options, const TilePlace &place, int warp) {
+        const int units = ceil_div(b.bytes, Ring::unit_bytes), of_warp = ceil_div(units, few_warps);
+        begin = min(warp * of_warp, units), end = min(begin + of_warp, units), filled = begin;
+        rows = FewRowsOfB<Format, bytes>(ring, b, options, place, begin, end);
+        if constexpr (Ring::scaled) {
+            const int row = min(tile::lane_item(place.first_col), options.cols - 1);
+            scales = FewScaleCopies<Format>(ring, b, place.group, row, begin, end);
+        }
+    }
+
+    // Starts copying the next line. Past the end of the run, its group is empty.
+    __device__ void start() {
+        if (filled < end) {
+            rows.copy(stage);
+            if constexpr (Ring::scaled) {
+                if ((filled - begin) % Ring::page_units == 0) {
+                    scales.copy(page);
+                    page = next_in_ring(page, sizeof(typename Ring::Page), Ring::pages);
+                }
+            }
+        }
+        ptx::cp_async_commit_group();
+        filled += Ring::units;
+        stage = next_in_ring(stage, sizeof(typename Ring::Stage), Ring::stages);
     }
 };
 
@@ -288,20 +343,20 @@ __device__ inline void pairs_of(const uint32_t (&word)[words], int part, uint32_
 // of which a pair lies in one word.
 template <class Format, int values>
 struct FewScalesOfB {
-    static constexpr int unit_steps = FewRing<Format>::unit / (4 * values), words = FewRing<Format>::words;
+    static constexpr int unit_steps = FewRing<Format>::unit / (4 * values);
     static constexpr int of_step = scales_of_run<Format, values>, count = unit_steps * of_step;
     static constexpr int stride = of_step > 1 ? 1 : 4 * values / Format::block;
-    uint32_t offset;     // of the lane's word of the first pair, from the scales of a unit on
+    uint32_t offset;     // of the lane's word of the first pair, from the first scales of a unit on
     uint32_t selector;   // the bytes of the first pair
 
     __device__ FewScalesOfB() {
         const int block = tile::StepShare<values>::first() / Format::block, byte = block % 4;
-        offset = 4 * (words * tile::StepShare<values>::row() + block / 4);
+        offset = 16 * tile::StepShare<values>::row() + 4 * (block / 4);
         selector = 0x4400 | byte | (count > 1 ? byte + stride : byte) << 4;
     }
-    // Pair `pair` of column tile `tile`. `scales` is where the scales of a unit begin.
+    // Pair `pair` of column tile `tile`. `scales` is where the unit's scales of the first row begin.
     __device__ uint32_t bytes(const uint8_t *scales, int pair, int tile) const {
-        const int first = 2 * pair * stride, place = 4 * (first / 4 + 8 * words * tile);
+        const int first = 2 * pair * stride, place = 4 * (first / 4) + 16 * 8 * tile;
         const uint32_t word = *reinterpret_cast<const uint32_t *>(scales + (offset + place));
         return __byte_perm(word, 0, selector + first % 4 * 0x11);
     }
@@ -333,87 +388,63 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
                                          const GemmOptions &options, const TilePlace &place) {
     using Element = typename Expanded<FormatA, FormatB>::Element;
     using Runs = typename FewExpanded<FormatA, FormatB>::Runs;
-    constexpr auto order =
-        FormatB::bits == 4 && tile::is_bf16<Element> ? tile::PairOrder::crossed : tile::PairOrder::natural;
+    constexpr auto order = FormatB::bits == 4 ? tile::PairOrder::crossed : tile::PairOrder::natural;
     using Ring = FewRing<FormatB>;
-    using Stage = typename Ring::Stage;
     using PartOfA = FewRowsOfA<FormatA, FewShared<FormatA, FormatB>, row_tiles>;
     constexpr int values = PartOfA::values, parts = PartOfA::parts, tiles = Ring::tiles;   // of a lane in a step
     // One unit at a time, or all units of a line if a unit is a single step.
     constexpr int steps_of_unit = Ring::unit / (4 * values), units_at_once = steps_of_unit > 1 ? 1 : Ring::units;
     constexpr int steps = units_at_once * steps_of_unit;
-    constexpr int bytes = values * FormatB::bits / 8, words = bytes / 4;
+    constexpr int words = values * FormatB::bits / 32;
     const int warp = ptx::of_this_branch(threadIdx.x / 32);
     Ring &ring = shared.warp[warp].ring;
-
-    // The units of this warp's run, and their copies.
-    const int units = ceil_div(b.bytes, Ring::unit_bytes), of_warp = ceil_div(units, few_warps);
-    const int begin = min(warp * of_warp, units), end = min(begin + of_warp, units);
-    FewRowsOfB<FormatB, bytes> rows_b(ring, b, options, place, begin, end);
-    auto scales_b = [&] {
-        if constexpr (Ring::words > 0) {
-            const int row = min(tile::lane_item(place.first_col), options.cols - 1);
-            return FewScaleCopies<FormatB>(ring, b, place.group, row, begin);
-        } else {
-            return 0;
-        }
-    }();
-    int filled = begin;   // end of the units in flight
-    uint32_t stage = 0, offset_filled = 0;
-    auto copy = [&] {   // fills the stages in order; past the end the groups are empty
-        if (filled < end) {
-            rows_b.copy(offset_filled);
-            if constexpr (Ring::words > 0) scales_b.copy(offset_filled);
-        }
-        ptx::cp_async_commit_group();
-        filled += Ring::units;
-        offset_filled = offset_filled == (Ring::stages - 1) * sizeof(Stage) ? 0 : offset_filled + sizeof(Stage);
-    };
-    // Fill all stages but one, and load the first fragments of A.
+    FewCopies<FormatB, values * FormatB::bits / 8> copies(ring, b, options, place, warp);
 #pragma unroll
-    for (int i = 0; i < Ring::stages - 1; ++i) copy();
+    for (int i = 0; i < Ring::stages - 1; ++i) copies.start();
+    // The first fragments of A.
     ptx::bar_sync();   // all threads see where rows of A begin
-    PartOfA rows_a(shared, a, begin * Ring::unit);
+    PartOfA rows_a(shared, a, copies.begin * Ring::unit);
 #pragma unroll
     for (int i = 0; i < PartOfA::slots; ++i) rows_a.load(i);
 
     const FewScalesOfB<FormatB, values> lane_scales;
+    uint32_t stage_read = 0, page_read = 0;   // where the present ones begin in the ring
 
     tile::Accumulator sums[row_tiles + row_tiles % 2][tiles / 2] = {};   // beside an odd fragment, zeros
     // All lines of the run.
 #pragma unroll 1
-    for (int unit = begin; unit < end; unit += Ring::units) {
+    for (int unit = copies.begin; unit < copies.end; unit += Ring::units) {
         ptx::cp_async_wait_group<Ring::stages - 2>();
         ptx::bar_warp_sync();   // all lanes see this stage and have read the one before it
-        copy();
-        const uint32_t offset = stage * sizeof(Stage);
+        copies.start();
+        const int unit_in_page = (unit - copies.begin) % Ring::page_units;
 #pragma unroll 1
         for (int of_line = 0; of_line < Ring::units; of_line += units_at_once) {
-            if (of_line > 0 && unit + of_line >= end) break;
+            if (of_line > 0 && unit + of_line >= copies.end) break;
             uint32_t two_scales[tiles];
 #pragma unroll
             for (int step = 0; step < steps; ++step) {
-                if (units_at_once > 1 && step > 0 && unit + step >= end) break;
+                if (units_at_once > 1 && step > 0 && unit + step >= copies.end) break;
                 uint32_t words_b[tiles][words], scale_b[tiles] = {};
 #pragma unroll
-                for (int i = 0; i < tiles; ++i) rows_b.read(words_b[i], offset, of_line * Ring::unit_bytes, step, i);
+                for (int i = 0; i < tiles; ++i)
+                    copies.rows.read(words_b[i], stage_read, of_line * Ring::unit_bytes, step, i);
 #pragma unroll
                 for (int part = 0; part < parts; ++part) {
                     uint32_t pairs_b[tiles][4];
 #pragma unroll
                     for (int i = 0; i < tiles; ++i) {
-                        if constexpr (Ring::words > 0) {
+                        if constexpr (Ring::scaled) {
                             if (8 * part % FormatB::block == 0) {
-                                const int unit_of_line = of_line + step / steps_of_unit;
+                                const int unit_of_page = unit_in_page + of_line + step / steps_of_unit;
                                 const int number =
                                     step % steps_of_unit * lane_scales.of_step + 8 * part / FormatB::block;
                                 if (number % 2 == 0) {
-                                    const auto *const first =
-                                        reinterpret_cast<const uint8_t *>(ring.stage[0].scales.of_row) + offset +
-                                        unit_of_line * Ring::unit_words * 4;
+                                    const uint8_t *const first =
+                                        ring.scales.page[0].of_row[0] + page_read + unit_of_page * Ring::unit_words * 4;
                                     two_scales[i] = Runs::factors(lane_scales.bytes(first, number / 2, i));
                                 }
-                                scale_b[i] = __byte_perm(two_scales[i], 0, number % 2 == 0 ? 0x1010 : 0x3232);
+                                scale_b[i] = tile::both_halves(two_scales[i], number % 2 != 0);
                             }
                         }
                         pairs_of<Runs, FormatB, Element, order, true>(words_b[i], part, pairs_b[i], scale_b[i]);
@@ -441,7 +472,11 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
             }
             rows_a.template next<steps>();
         }
-        stage = stage + 1 == Ring::stages ? 0 : stage + 1;
+        stage_read = next_in_ring(stage_read, sizeof(typename Ring::Stage), Ring::stages);
+        if constexpr (Ring::scaled) {
+            if ((unit + Ring::units - copies.begin) % Ring::page_units == 0)
+                page_read = next_in_ring(page_read, sizeof(typename Ring::Page), Ring::pages);
+        }
     }
     ptx::cp_async_wait_group<0>();
     ptx::bar_warp_sync();   // all lanes have read the ring, which the sums overwrite

@@ -42,14 +42,29 @@ struct SwizzledLines {
 // 5), (6, 7). crossed: (0, 2), (1, 3), (4, 6), (5, 7), the cheapest order for e2m1 in bf16.
 enum class PairOrder { natural, crossed };
 
+// One half of a pair in both halves. Multiplications take this as a modifier of their operand, without an instruction;
+// of a permutation they would not.
+__device__ inline uint32_t both_halves(uint32_t pair, bool upper) {
+    uint32_t both;
+    if (upper)
+        asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high}; }" : "=r"(both) : "r"(pair));
+    else asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low}; }" : "=r"(both) : "r"(pair));
+    return both;
+}
+
 // Eight e2m1 codes as four bf16x2 in crossed order, times 2^-126. One multiplication moves the sign of a code to bit 15
 // of its half and the other bits to bits 8..6. Exact.
+//
+// Integer instructions bind: they have half the rate of multiplications. Therefore a multiplication also subtracts the
+// lower of two codes, and asm keeps the compiler from masking it away instead.
 __device__ inline void crossed_bf16x2_from_e2m1x8(uint32_t codes, uint32_t (&values)[4]) {
-    const uint32_t crossed = __byte_perm(codes, 0, 0x3120);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const uint32_t two = (i < 2 ? crossed : crossed >> 8) & (i % 2 == 0 ? 0x000f000fu : 0x00f000f0u);
-        values[i] = two * (i % 2 == 0 ? 0x1040u : 0x0104u) & 0x81c081c0u;
+    for (int i = 0; i < 2; ++i) {
+        const uint32_t two = __byte_perm(codes, 0, i == 0 ? 0x4140 : 0x4342), lower = two & 0x000f000fu;
+        uint32_t upper;
+        asm("mad.lo.s32 %0, %1, -0x104, %2;" : "=r"(upper) : "r"(lower), "r"(two * 0x0104u));
+        values[2 * i] = lower * 0x1040u & 0x81c081c0u;
+        values[2 * i + 1] = upper & 0x81c081c0u;
     }
 }
 
@@ -98,7 +113,9 @@ struct NvRunsToBf16 {
     static constexpr float lift = 0x1p7f;
 
     __device__ static uint32_t factors(uint32_t bytes) {
-        return ptx::mul_bf16x2(ExpandedMx::value(ptx::cvt_rn_f16x2_ue4m3x2(bytes)), 0x7b007b00u);   // 2^119
+        const uint32_t scales =
+            ExpandedMx::value(ptx::cvt_rn_f16x2_e4m3x2(bytes));         // of either sign, which is ignored
+        return ptx::mul_bf16x2(ptx::abs_bf16x2(scales), 0x7b007b00u);   // 2^119
     }
     template <class Format, PairOrder order>
     __device__ static void eight(uint32_t (&pairs)[4], const uint32_t *first, uint32_t factor) {
@@ -109,15 +126,26 @@ struct NvRunsToBf16 {
     }
 };
 
+// Eight e2m1 codes as four f16x2 in crossed order, times 2^-6. Shifted by two bits, the magnitudes of four codes are
+// those of e4m3. Exact.
+__device__ inline void crossed_f16x2_from_e2m1x8(uint32_t codes, uint32_t (&values)[4]) {
+    uint32_t even[2], odd[2];
+    ptx::cvt_rn_f16x2_e4m3x4(even, (codes << 4 & 0x80808080u) | (codes << 2 & 0x1c1c1c1cu));
+    ptx::cvt_rn_f16x2_e4m3x4(odd, (codes & 0x80808080u) | (codes >> 2 & 0x1c1c1c1cu));
+    values[0] = even[0], values[1] = odd[0], values[2] = even[1], values[3] = odd[1];
+}
+
+// The factor holds 2^6, which f16 can hold beside a scale of 448.
 struct NvRunsToF16 {
     static constexpr float lift = 1.0f;
 
-    __device__ static uint32_t factors(uint32_t bytes) { return ptx::cvt_rn_f16x2_ue4m3x2(bytes); }
-
+    __device__ static uint32_t factors(uint32_t bytes) {
+        return ptx::portable::mul_f16x2(ptx::cvt_rn_f16x2_ue4m3x2(bytes), 0x54005400u);   // 2^6
+    }
     template <class Format, PairOrder order>
     __device__ static void eight(uint32_t (&pairs)[4], const uint32_t *first, uint32_t factor) {
-        static_assert(Format::bits == 4 && order == PairOrder::natural);
-        ptx::portable::f16x2_from_e2m1x8(first[0], pairs);
+        static_assert(Format::bits == 4 && order == PairOrder::crossed);
+        crossed_f16x2_from_e2m1x8(first[0], pairs);
 #pragma unroll
         for (uint32_t &pair : pairs) pair = ptx::portable::mul_f16x2(pair, factor);
     }

@@ -381,7 +381,7 @@ def few_cases(one) -> list[dict]:
     return [
         *(one(rows, 72, depth, out_f32=True) for rows, depth in ((5, 32), (5, 5216))),
         one(20, 40, 5216, out_f32=True, swizzled=1),
-        one(9, 40, 2816, out_f32=True),  # scales of a line in one piece, but for runs that begin amid a line
+        one(9, 40, 5120, out_f32=True),  # pages of scales in one piece, but for runs that begin amid a page
         one(16, 40, 576, 2, out_bf16=True, bias_f32=True, activation=4),
         one(33, 136, 96, width=68, out_f32=True, activation=5, alpha=0.125),
         *(
