@@ -106,7 +106,7 @@ EXPLAINED = [
         for kernels in ("gemm_few_*", "gemm_*fp*")
         for source, texts in (
             *(("epilogue.finish(", "native portable"), ("const Epilogue epilogue(", "native portable")),
-            *(("load_share(residual, row_here", "native portable"), ("16; ++i) {", "native")),
+            *(("residual.load(more, row_here", "native portable"), ("16; ++i) {", "native")),
             *(("__uint_as_float(words[i]", "native portable"), ("const bool four = better_of_two", "native portable")),
             *(("eight.load(source + 8 * i, here - 8 * i)", "native"), ("values[2 * i] = pair.x;", "portable")),
             *(("values[2 * i + 1] = pair.y;", "portable"), ("portable::f16x2_from_e2m1x2(codes", "portable")),

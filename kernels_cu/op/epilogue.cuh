@@ -4,7 +4,11 @@
 #include <cstdint>
 
 #include "../kernel.cuh"
+#include "../ptx/alu.cuh"
+#include "../ptx/control.cuh"
+#include "../ptx/warp.cuh"
 #include "../tile/lanes.cuh"
+#include "../tile/run.cuh"
 #include "../tile/staging.cuh"
 #include "activation.cuh"
 #include "ending.cuh"
@@ -28,7 +32,7 @@ struct EpilogueOptions {
         return EndingFormat(ending) == EndingFormat::nvfp4 ? tile::nvfp4_block : tile::mx_block;
     }
     __device__ QuantizedRows quantized_rows(float global) const {
-        const int64_t blocks = ceil_div(width, block());
+        const int64_t blocks = ceil_div(ptx::mov_b32(width), block());   // a division only if C is quantized
         return {EndingFormat(ending), codes, scales, code_bytes, {blocks, blocks, swizzled != 0}, rule, global};
     }
 };
@@ -42,104 +46,228 @@ __device__ inline void fill_scale_tiles(const EpilogueOptions &options, int rows
                                            ((col + cols) >> halves) / block);
 }
 
-// The epilogue of one matrix of C.
+// Rows of floats of one of three types.
+struct TypedRows {
+    enum class Type { bf16, f16, f32 };
+    uint8_t *data;    // null: there are none
+    int64_t stride;   // bytes from row to row
+    Type type;
+
+    // `first`: elements from the first row on to that of a matrix.
+    template <class Rows>
+    __device__ TypedRows(const Rows &rows, int64_t first)
+        : type(rows.bf16  ? Type::bf16
+               : rows.f16 ? Type::f16
+                          : Type::f32) {
+        const void *const start = rows.bf16 ? rows.bf16 : rows.f16 ? static_cast<const void *>(rows.f16) : rows.f32;
+        data = static_cast<uint8_t *>(const_cast<void *>(start)) + (first << log_size());
+        if (!start) data = nullptr;
+        stride = rows.stride << log_size();
+    }
+
+    __device__ bool there() const { return data; }
+    __device__ int log_size() const { return type == Type::f32 ? 2 : 1; }
+    __device__ uint8_t *at(int64_t row, int column) const {
+        return data + row * stride + (int64_t(column) << log_size());
+    }
+    // Whether chunks of 16 bytes are aligned.
+    __device__ bool has_chunks() const { return (reinterpret_cast<uintptr_t>(data) | stride) % 16 == 0; }
+
+    // An element.
+    __device__ float load(int64_t row, int column) const {
+        const uint8_t *const source = at(row, column);
+        if (type == Type::f32) return __ldg(reinterpret_cast<const float *>(source));
+        const uint16_t half = __ldg(reinterpret_cast<const uint16_t *>(source));
+        return type == Type::bf16 ? __uint_as_float(uint32_t(half) << 16) : __half2float(__ushort_as_half(half));
+    }
+    __device__ void store(int64_t row, int column, float value) const {
+        uint8_t *const target = at(row, column);
+        if (type == Type::f32) *reinterpret_cast<float *>(target) = value;
+        else if (type == Type::bf16) *reinterpret_cast<__nv_bfloat16 *>(target) = __nv_bfloat16(value);
+        else *reinterpret_cast<__half *>(target) = __half(value);
+    }
+
+    // Sixteen elements, in chunks: load() starts loading, add() needs them.
+    struct Sixteen {
+        uint4 chunk[4];
+    };
+    __device__ void load(Sixteen &some, int64_t row, int column) const {
+        const uint4 *const source = reinterpret_cast<const uint4 *>(at(row, column));
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (i < 2 || type == Type::f32) some.chunk[i] = __ldg(source + i);
+    }
+    __device__ void add(const Sixteen &some, float (&values)[2][8]) const {
+        float more[2][8];
+        if (type == Type::f32) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) tile::Eight<float>{some.chunk[2 * i], some.chunk[2 * i + 1]}.unpack(more[i]);
+        } else if (type == Type::bf16) {
+            tile::unpack(some.chunk[0], more[0], __nv_bfloat16{}),
+                tile::unpack(some.chunk[1], more[1], __nv_bfloat16{});
+        } else {
+            tile::unpack(some.chunk[0], more[0], __half{}), tile::unpack(some.chunk[1], more[1], __half{});
+        }
+#pragma unroll
+        for (int i = 0; i < 16; ++i) values[i / 8][i % 8] += more[i / 8][i % 8];
+    }
+
+    // Stores a lane's share, if it is `stored`. Pairs of lanes have neighboring shares, both stored or neither. Called
+    // by the whole warp.
+    __device__ void store_pairs(int64_t row, int column, const float (&values)[2][8], bool stored) const {
+        uint8_t *const target = at(row, column);
+        const auto in_16_bits = [&](auto element) {
+            tile::store_paired(reinterpret_cast<decltype(element) *>(target), tile::pack(values[0], element),
+                               tile::pack(values[1], element), stored);
+        };
+        if (type == Type::bf16) in_16_bits(__nv_bfloat16{});
+        else if (type == Type::f16) in_16_bits(__half{});
+        else if (stored) store_share(reinterpret_cast<float *>(target), 16, values);
+    }
+};
+
+// Fetches the residual's rows from `row` to end_row - 1 into the L2, in `cols` columns from `col` on, counted before
+// the activation. Called by a whole warp.
+__device__ inline void prefetch_residual(const EpilogueOptions &options, int matrix, int row, int end_row, int col,
+                                         int cols) {
+    const TypedRows residual = options.in_place ? TypedRows(options.out, ptx::mov_b32(matrix) * options.out_batch)
+                                                : TypedRows(options.residual, matrix * options.residual_batch);
+    const int gated = Activation(options.activation) == Activation::swiglu, first = col >> gated;
+    if (!residual.there() || first >= options.width) return;
+    constexpr int line = 128;
+#pragma unroll 1
+    for (int here = row + tile::lane_item(0); here < end_row; here += 32)
+#pragma unroll 1
+        for (int byte = 0; byte < (cols >> gated) << residual.log_size(); byte += line)
+            ptx::prefetch_global_l2(residual.at(here, min(first + (byte >> residual.log_size()), options.width - 1)));
+}
+
+// The epilogue of one matrix of C. A lane has a share of a row at a time; a gated share has twice the columns.
 struct Epilogue {
-    FloatRows bias, residual;
-    OutputRows out;
-    QuantizedRows quantized;
+    TypedRows bias, residual, out;
+    QuantizedRows quantized = {};   // its format is none if C is not quantized
     Activation activation;
     Gate gate;
     float alpha;
     int64_t first_row;   // of this matrix among all rows of C
-    int rows, cols, width, bias_row;
+    int cols, width, bias_row;
 
     __device__ Epilogue(const EpilogueOptions &options, int matrix, int group, int rows, int cols)
-        : bias(options.bias), residual(options.residual), out(options.out), activation(Activation(options.activation)),
-          gate{options.limit, options.gate_alpha, options.offset}, first_row(int64_t(matrix) * rows), rows(rows),
-          cols(cols), width(options.width), bias_row(group) {
-        const auto moved = [matrix](auto *&data, int64_t batch) {
-            if (data) data += matrix * batch;
-        };
-        moved(residual.bf16, options.residual_batch), moved(residual.f16, options.residual_batch);
-        moved(residual.f32, options.residual_batch);
-        moved(out.bf16, options.out_batch), moved(out.f16, options.out_batch), moved(out.f32, options.out_batch);
-        if (options.in_place) residual = {out.bf16, out.f16, out.f32, out.stride};
+        : bias(options.bias, 0), residual(options.residual, matrix * options.residual_batch),
+          out(options.out, matrix * options.out_batch), activation(Activation(options.activation)),
+          gate{options.limit, options.gate_alpha, options.offset}, first_row(int64_t(matrix) * rows), cols(cols),
+          width(options.width), bias_row(group) {
+        if (options.in_place) residual = out;
         const auto level = [](const float *of) { return of ? *of : 1.0f; };
         alpha = options.alphas ? options.alphas[min(group, options.alpha_count - 1)] : options.alpha;
         alpha *= level(options.a_global) * level(options.b_global);
-        quantized =
-            options.quantized_rows(options.out_global ? options.out_global[min(group, options.level_count - 1)] : 1.0f);
+        if (EndingFormat(options.ending) == EndingFormat::none) return;
+        quantized = options.quantized_rows(
+            options.out_global ? options.out_global[min(ptx::mov_b32(group), options.level_count - 1)] : 1.0f);
     }
 
-    // The place of a lane's share of sums in a pass of a warp. A gated share has twice the columns. Every pass of a
-    // lane has the same columns.
-    template <class Staging>
-    struct Share {
-        static_assert(32 % Staging::row_shares == 0);
-        int row, column;
-
-        __device__ Share(int item, bool halves) {
-            row = (item << halves) / Staging::row_shares;
-            column = (item << halves) % Staging::row_shares * tile::share_columns;
-        }
-    };
-
-    // The bias of a lane's share, for the columns of the staging from `col` on.
+    // The bias of a lane's share, for the columns of the staging from `col` on: -0, which changes no sum, if there is
+    // none. Every pass of a lane has the same columns. Called by the whole warp.
     struct LaneBias {
-        float values[2][2][8] = {};
+        float values[2][2][8];
     };
     template <class Staging>
     __device__ LaneBias lane_bias(int col) const {
-        const bool halves = activation == Activation::swiglu;
-        const int column = col + Share<Staging>(tile::lane_item(0), halves).column;
         LaneBias result;
 #pragma unroll
+        for (int i = 0; i < 32; ++i) result.values[i / 16][i / 8 % 2][i % 8] = -0.0f;
+        if (!bias.there()) return result;
+        // A lane loads one value of each run of `run` values of a share; the lanes of a share take it from there.
+        constexpr int shares = Staging::row_shares, run = 32 / shares;
+        float mine[tile::share_columns / run];
+#pragma unroll
+        for (int i = 0; i < tile::share_columns / run; ++i) {
+            const int column =
+                col + tile::lane_item(0) % shares * tile::share_columns + tile::lane_item(0) / shares + i * run;
+            mine[i] = column < cols ? bias.load(bias_row, column) : 0.0f;
+        }
+        const int gated = activation == Activation::swiglu, share = (tile::lane_item(0) << gated) % shares;
+#pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int here = column + half * tile::share_columns;
-            if (bias.there() && half <= halves && here < cols)
-                load_share(bias, bias_row, here, cols, result.values[half]);
+            if (half > gated) break;
+#pragma unroll
+            for (int i = 0; i < 16; ++i)
+                result.values[half][i / 8][i % 8] = __uint_as_float(
+                    ptx::shfl_sync_idx_b32(__float_as_uint(mine[i / run]), i % run * shares + share + half));
         }
         return result;
     }
 
-    // Finishes 16 rows of sums from `row` on, those before end_row, with the columns of the staging from `col` on.
-    // Called by the whole warp.
+    // Finishes 16 rows of sums from `row` on, those before end_row, with the columns of the staging from `col` on: pass
+    // `turn` of every `turns`, if warps share them. Called by the whole warp.
     template <class Staging>
-    __device__ void finish(const Staging &staging, int row, int end_row, int col, const LaneBias &lane_bias) const {
-        const bool halves = activation == Activation::swiglu;
-        const int items = 16 * Staging::row_shares >> halves;
+    __device__ void finish(Staging &staging, int row, int end_row, int col, const LaneBias &lane_bias, int turn = 0,
+                           int turns = 1) const {
+        constexpr int shares = Staging::row_shares;
+        static_assert(shares == 2 || shares == 4);
+        const int gated = activation == Activation::swiglu, log_shares = (shares == 4 ? 2 : 1) - gated;
+        const int share_row = tile::lane_item(0) >> log_shares, step = 32 >> log_shares;
+        const int share_column = (tile::lane_item(0) << gated) % shares * tile::share_columns;
+        const int column = (col + share_column) >> gated, end_column = (col + Staging::columns) >> gated;
+        // Whether each share is stored as a whole, or not at all, with its neighbor.
+        const bool in_pairs = end_column <= width || width % 32 == 0;
+        // What all passes share is opaque to the compiler, which would compute it anew in each.
+        const bool adds = residual.there(), adds_chunks = ptx::mov_b32(adds && in_pairs && residual.has_chunks());
+        const bool stores_pairs = ptx::mov_b32(out.there() && in_pairs && out.has_chunks());
+        const bool activates = ptx::mov_b32(!gated && activation != Activation::none);
+        const int first_place = ptx::mov_b32(Staging::place(min(share_row, 15), share_column));
 #pragma unroll 1
-        for (int first = 0; first < items; first += 32) {
-            const int item = min(tile::lane_item(first), items - 1);
-            const Share<Staging> share(item, halves);
-            const int row_here = row + share.row, column = (col + share.column) >> halves;
-            const bool present = tile::lane_item(first) < items && row_here < end_row;
+        for (int first = turn * step; first < 16; first += turns * step) {
+            const int place = first_place + first * Staging::columns, row_here = row + first + share_row;
+            const bool present = first + share_row < 16 && row_here < end_row, stored = present && column < width;
+            TypedRows::Sixteen more;
+            if (adds_chunks && stored) residual.load(more, row_here, column);
             // This lane's share, with bias and activation.
             float values[2][8];
-            staging.get(share.row, share.column, values);
+            staging.get_at(place, values);
             add_bias(lane_bias.values[0], values);
-            if (halves) {
-                float more[2][8];
-                staging.get(share.row, share.column + tile::share_columns, more);
-                add_bias(lane_bias.values[1], more);
+            if (gated) {
+                float right[2][8];
+                staging.get_at(place ^ Staging::place(0, tile::share_columns), right);
+                add_bias(lane_bias.values[1], right);
 #pragma unroll
                 for (int i = 0; i < 8; ++i) values[0][i] = gate(values[i / 4][i % 4 * 2], values[i / 4][i % 4 * 2 + 1]);
 #pragma unroll
-                for (int i = 0; i < 8; ++i) values[1][i] = gate(more[i / 4][i % 4 * 2], more[i / 4][i % 4 * 2 + 1]);
-            } else {
-                activate(values, activation);
+                for (int i = 0; i < 8; ++i) values[1][i] = gate(right[i / 4][i % 4 * 2], right[i / 4][i % 4 * 2 + 1]);
             }
+            if (activates) activate(values, activation);
+            // Where shares have ends or no chunks, element by element, by way of the staging.
+            const auto each_element = [&](auto &&body) {
+                ptx::bar_warp_sync();   // all lanes have read their shares
+                staging.set_at(place, values);
+                ptx::bar_warp_sync();   // all lanes see the values
+                const int log_columns = log_shares + 4;
+#pragma unroll 1
+                for (int i = tile::lane_item(0); i < min(step, 16) << log_columns; i += 32) {
+                    const int element_row = first + (i >> log_columns), here = i & ((1 << log_columns) - 1);
+                    const int at = staging.place(element_row, here + (gated ? here / 16 * 16 : 0));
+                    const int element_column = (col >> gated) + here;
+                    if (row + element_row < end_row && element_column < width)
+                        body(staging.words[at], row + element_row, element_column);
+                }
+            };
             // The residual.
-            if (residual.there() && present && column < width) {
-                float more[2][8];
-                load_share(residual, row_here, column, width, more);
-#pragma unroll
-                for (int i = 0; i < 16; ++i) values[i / 8][i % 8] += more[i / 8][i % 8];
+            if (adds_chunks) {
+                if (stored) residual.add(more, values);
+            } else if (adds) {
+                each_element([&](float &value, int row, int column) { value += residual.load(row, column); });
+                ptx::bar_warp_sync();   // all lanes see the sums
+                staging.get_at(place, values);
             }
             // The output.
-            if (out.there() && present && column < width) store_share(out, row_here, column, width, values);
-            if (quantized.format != EndingFormat::none)
-                quantized.store(first_row + row_here, column, width, present, values);
+            if (out.there() && in_pairs && out.has_chunks()) out.store_pairs(row_here, column, values, stored);
+            else if (out.there())
+                each_element([&](float value, int row, int column) { out.store(row, column, value); });
+            if (quantized.format != EndingFormat::none) {
+                QuantizedRows rows = quantized;
+                rows.global_scale = ptx::mov_b32(rows.global_scale);
+                rows.store(first_row + row_here, ptx::mov_b32(column), width, present, values);
+            }
         }
     }
 
@@ -149,7 +277,7 @@ private:
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
             float &value = values[i / 8][i % 8];
-            value = bias.there() ? fmaf(value, alpha, bias_here[i / 8][i % 8]) : value * alpha;
+            value = fmaf(value, alpha, bias_here[i / 8][i % 8]);
         }
     }
 };

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "../kernel.cuh"
+#include "../ptx/alu.cuh"
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/target.cuh"
@@ -47,18 +48,21 @@ struct OperandRows {
 struct TilePlace {
     int matrix = 0, group = 0;   // index of A's and C's matrix; of B's
     int first_row = 0, end_row = 0, first_col = 0;
+    int tiles = 1;                       // that the block walks over, in consecutive columns
     bool there = false, fills = false;   // fills: this block also pads the last tile of scales in its columns
 
     // Consecutive blocks take the tiles of a band of eight rows of tiles, column by column, so that their rows of A and
     // B hit the L2. Each group begins with a new tile; a block without a tile gets there = false.
-    template <int tile_rows, int tile_cols>
+    template <int tile_rows, int tile_cols, bool walks = false>
     __device__ static TilePlace of_block(const GemmOptions &options) {
         constexpr int band = 8;
         TilePlace place;
-        const int linear = blockIdx.y * gridDim.x + blockIdx.x, of_band = band * gridDim.x;
-        const int first = linear / of_band * band, height = min(int(gridDim.y) - first, band);
-        int row_tile = first + linear % of_band % height;
-        place.first_col = linear % of_band / height * tile_cols;
+        const int tiles = ceil_div(options.cols, tile_cols), blocks = gridDim.x;
+        if (walks && tiles > blocks) place.tiles = ceil_div(tiles, blocks);
+        const int first = blockIdx.y / band * band, height = min(int(gridDim.y) - first, band);
+        const uint32_t of_band = blockIdx.y % band * gridDim.x + blockIdx.x;
+        int row_tile = first + of_band % height;
+        place.first_col = of_band / height * place.tiles * tile_cols;
         place.matrix = place.group = blockIdx.z;
         place.end_row = options.rows;
         place.fills = row_tile == 0 && blockIdx.z == gridDim.z - 1;
@@ -129,6 +133,12 @@ struct GatheredRows : ChunkCopies<Tile, threads> {
         source[i] += 16 * Copies::chunks;
     }
     __device__ void done() { left -= 16 * Copies::chunks; }
+    // Goes back by a number of slices.
+    __device__ void rewind(int slices) {
+#pragma unroll
+        for (int i = 0; i < Copies::count; ++i) source[i] -= slices * (16 * Copies::chunks);
+        left += slices * (16 * Copies::chunks);
+    }
 };
 
 // Copies consecutive rows of B into stages, `piece` bytes into each chunk of 16. Rows past the end become zeros.
@@ -408,16 +418,29 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
     };
     static constexpr int fitting = Shape::budget / int(sizeof(Stage)), stages = fitting < 6 ? fitting : 6;
     static_assert(stages >= 2);
+    // A block without scales walks over several tiles if one stage holds sums of all its warps: the first slices of the
+    // next tile are copied to the other stages meanwhile.
+    static constexpr int room = int(sizeof(Stage)) / int(Shape::warps * sizeof(typename Shape::Staging));
+    static constexpr bool walks = !scaled && room > 0;
+    static constexpr int staged = !walks ? Shape::staged : room < Shape::slices ? room : Shape::slices;
+    // If a block has only the rows of one warp, its warps can divide the columns instead.
+    static constexpr bool divides_columns = walks && Shape::warp_rows == 16 && Shape::cols == 16 * Shape::warps;
+    __device__ static bool has_few_rows(const TilePlace &place) {
+        return divides_columns && place.end_row - place.first_row <= 16;
+    }
+    using WarpStaging = typename Shape::Staging[staged];
     struct Shared {
         union {
             Stage stage[stages];
-            typename Shape::Staging staging[Shape::warps][Shape::staged];
+            WarpStaging staging[Shape::warps];
         };
     };
 
-    // Sums of the block's tile. Fragments are loaded one step ahead of their MMAs, also from the next slice.
-    __device__ static void multiply(typename Shape::Sums &sums, Shared &shared, const Rows &a, const Rows &b,
-                                    const GemmOptions &options, const TilePlace &place) {
+    // Calls begin(first_col) and finish(sums, staging, first_col) for each tile of the block, with this warp's sums and
+    // staging. Fragments are loaded one step ahead of their MMAs, also from the next slice.
+    template <class Begin, class Finish>
+    __device__ static void multiply(Shared &shared, const Rows &a, const Rows &b, const GemmOptions &options,
+                                    const TilePlace &place, Begin &&begin, Finish &&finish) {
         // The copies of this thread.
         GatheredRows<TileA, Shape::threads> rows_a(shared.stage[0].tile_a, a, options, place);
         ConsecutiveRows<TileB, Shape::threads, contained ? 8 : 16> rows_b(shared.stage[0].tile_b, b, place.group,
@@ -431,8 +454,16 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
             shared.stage[0].scales.a, a, place.matrix, row_a);
         auto scales_b = scale_copies<decltype(Stage::scales.b), Shape::cols, words, Shape::threads>(
             shared.stage[0].scales.b, b, place.group, row_b);
-        // Copies the next slice in parts, to be issued between MMAs. Behind the last slice it copies zeros, which are
-        // not read.
+        const int end_col = min(place.first_col + place.tiles * Shape::cols, options.cols);
+        int copied_col = place.first_col, uncopied = slices;   // of the tile that is copied: its place, slices to copy
+        auto copy_next_tile = [&] {
+            uncopied = slices;
+            if ((copied_col += Shape::cols) >= end_col) return;
+            rows_a.rewind(slices);
+            rows_b = {shared.stage[0].tile_b, b, place.group, copied_col, options.cols};
+        };
+        // Copies the next slice in parts, to be issued between MMAs. Behind the last slice of the last tile it copies
+        // zeros, which are not read.
         auto copy_part = [&](int part, int parts) {
             if (part == 0) scales_a.start(filled), scales_b.start(filled);
 #pragma unroll
@@ -448,12 +479,17 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
             ptx::cp_async_commit_group();
         };
         // Fill all stages but one.
-#pragma unroll
-        for (int i = 0; i < stages - 1; ++i) copy_part(0, 1), finish_copy();
+#pragma unroll 1
+        for (int i = 0; i < stages - 1; ++i, --uncopied) {
+            if (walks && uncopied == 0) copy_next_tile();
+            copy_part(0, 1), finish_copy();
+        }
 
         // Fragments and scales of two steps: one is multiplied while the other is loaded.
-        const uint32_t address_a = tile::address_a(shared.stage[0].tile_a) + Shape::warp_row() * row_bytes;
-        const uint32_t address_b = tile::address_b(shared.stage[0].tile_b) + Shape::warp_col() * row_bytes;
+        const bool few = has_few_rows(place);
+        const int warp_row = few ? 0 : Shape::warp_row(), warp_col = few ? threadIdx.x / 32 * 16 : Shape::warp_col();
+        const uint32_t address_a = tile::address_a(shared.stage[0].tile_a) + warp_row * row_bytes;
+        const uint32_t address_b = tile::address_b(shared.stage[0].tile_b) + warp_col * row_bytes;
         constexpr int pairs = Shape::column_tiles / 2;   // of neighbouring column tiles
         tile::FragmentA of_a[2][Shape::slices];
         tile::FragmentB of_b[2][2];
@@ -487,33 +523,27 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
                 tile::load_contained_b<TileB>(of_b[pair % 2], address_b + offset, 16 * pair, 2 * (step % steps));
             else tile::load_b<TileB>(of_b[pair % 2], address_b + offset, 16 * pair, 2 * (step % steps));
         };
-        // The fragments of the first step.
-        ptx::cp_async_wait_group<stages - 2>();
-        ptx::bar_sync();   // all threads see the first slice
-        load_a(0, 0);
-        load_b(0, 0, 0);
-        uint32_t offset = 0;
+        uint32_t offset = 0;   // of the stage that is multiplied
+        auto next_slice = [&] {
+            finish_copy();
+            ptx::cp_async_wait_group<stages - 2>();
+            ptx::bar_sync();   // all threads see the next slice and have loaded this one
+            offset = offset == (stages - 1) * sizeof(Stage) ? 0 : offset + sizeof(Stage);
+        };
         // Copies that follow each other: the compiler puts three dead loads before each copy behind a load of
-        // fragments. With two stages, they must start early. Few MMAs hide no more than a copy at a time.
-        constexpr int parts = Shape::slices > 1 || stages == 2 ? 4 : steps * pairs - 1;
-        // All slices. Copies of a later slice and loads of the next fragments are issued between the MMAs.
-#pragma unroll 1
-        for (int slice = 0; slice < slices; ++slice) {
+        // fragments. With two stages, they must start early. Few MMAs hide the copies of a step at a time.
+        constexpr int spacing = Shape::slices > 1 || stages == 2 ? 1 : pairs, parts = spacing == 1 ? 4 : steps;
+        // Copies of a later slice, over the one before this one, and loads of the next fragments are issued between the
+        // MMAs.
+        auto multiply_slice = [&](typename Shape::Sums &sums) {
             static_for<steps>([&](auto step) {
                 static_for<pairs>([&](auto pair) {
-                    if constexpr (step * pairs + pair < parts)
-                        copy_part(step * pairs + pair,
-                                  parts);   // overwrites the slice before this one
+                    if constexpr ((step * pairs + pair) % spacing == 0 && (step * pairs + pair) / spacing < parts)
+                        copy_part((step * pairs + pair) / spacing, parts);
                     if constexpr (pair + 1 < pairs) {
                         load_b(step, pair + 1, offset);
                     } else {   // behind the last slice: fragments that are not used
-                        if constexpr (step + 1 == steps) {
-                            finish_copy();
-                            ptx::cp_async_wait_group<stages - 2>();
-                            ptx::bar_sync();   // all threads see the next slice and have loaded this one
-                            if (slice + 1 < slices)
-                                offset = offset == (stages - 1) * sizeof(Stage) ? 0 : offset + sizeof(Stage);
-                        }
+                        if constexpr (step + 1 == steps) next_slice();
                         load_a(step + 1, offset);
                         load_b(step + 1, 0, offset);
                     }
@@ -535,9 +565,53 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
 #pragma unroll
                 for (int i = 0; i < registers_b; ++i) scale_b[0][i] = scale_b[1][i];
             }
+        };
+        // The same for this warp's pair of columns.
+        auto multiply_pair = [&](typename Shape::Sums &sums) {
+            static_for<steps>([&](auto step) {
+                copy_part(step, steps);
+                if constexpr (step + 1 == steps) next_slice();
+                load_a(step + 1, offset);
+                tile::load_b<TileB>(of_b[(step + 1) % 2], address_b + offset, 0, 2 * ((step + 1) % steps));
+                static_for<2>([&](auto half) {
+                    multiply_step<FormatA, FormatB, step, 0, half>(sums[0][half], of_a[step % 2][0],
+                                                                   of_b[step % 2][half], 0, 0);
+                });
+            });
+        };
+#pragma unroll 1
+        for (int first_col = place.first_col;; first_col += Shape::cols) {   // all tiles
+            begin(first_col);
+            typename Shape::Sums sums = {};
+            // The fragments of the first step.
+            ptx::cp_async_wait_group<stages - 2>();
+            ptx::bar_sync();   // all threads see the first slice and have read their staging
+            load_a(0, offset);
+            load_b(0, 0, offset);
+            // All slices, and those up to the end of the tile that is copied at once.
+#pragma unroll 1
+            for (int left = slices; left > 0;) {
+                if (walks && uncopied == 0) copy_next_tile();
+                const int some = walks ? min(left, uncopied) : left;
+                left -= some, uncopied -= some;
+                if (divides_columns && few) {
+#pragma unroll 1
+                    for (int slice = 0; slice < some; ++slice) multiply_pair(sums);
+                } else {
+#pragma unroll 1
+                    for (int slice = 0; slice < some; ++slice) multiply_slice(sums);
+                }
+            }
+            if constexpr (walks) {   // the stage that was read last is free
+                finish(sums, reinterpret_cast<WarpStaging *>(reinterpret_cast<char *>(&shared) + filled), first_col);
+                if (first_col + Shape::cols >= end_col) break;
+            } else {
+                ptx::cp_async_wait_group<0>();
+                ptx::bar_sync();   // all threads have read the stages, which the sums overwrite
+                finish(sums, shared.staging, first_col);
+                break;
+            }
         }
-        ptx::cp_async_wait_group<0>();
-        ptx::bar_sync();   // all threads have read the stages, which the sums overwrite
     }
 };
 
@@ -597,17 +671,23 @@ struct ExpandingCore : GemmShape<ExpandingShape<FormatA_, FormatB_, tile_>> {
         Stage stage[stages];
         Expanded16 expanded;
     };
+    static constexpr bool walks = false;
+    __device__ static bool has_few_rows(const TilePlace &) { return false; }
+    using WarpStaging = typename Shape::Staging[Shape::staged];
     struct Shared {
         union {
             Slices slices;
-            typename Shape::Staging staging[Shape::warps][Shape::staged];
+            WarpStaging staging[Shape::warps];
         };
     };
     using RowsA = std::conditional_t<expands_a, BlockRows, OperandRows>;
     using RowsB = std::conditional_t<expands_b, BlockRows, OperandRows>;
 
-    __device__ static void multiply(typename Shape::Sums &sums, Shared &shared, const RowsA &a, const RowsB &b,
-                                    const GemmOptions &options, const TilePlace &place) {
+    // Calls begin(first_col) and finish(sums, staging, first_col) for the tile of the block, with this warp's sums and
+    // staging.
+    template <class Begin, class Finish>
+    __device__ static void multiply(Shared &shared, const RowsA &a, const RowsB &b, const GemmOptions &options,
+                                    const TilePlace &place, Begin &&begin, Finish &&finish) {
         // The copies of this thread.
         Stage *const stage = shared.slices.stage;
         GatheredRows<decltype(RawA::codes), Shape::threads> rows_a(stage[0].a.codes, a, options, place);
@@ -641,8 +721,10 @@ struct ExpandingCore : GemmShape<ExpandingShape<FormatA_, FormatB_, tile_>> {
         // Fill all stages but one.
 #pragma unroll
         for (int i = 0; i < stages - 1; ++i) copy(), finish_copy();
+        begin(place.first_col);
 
         // All slices: expand each, then multiply it.
+        typename Shape::Sums sums = {};
 #pragma unroll 1
         for (int slice = 0; slice < slices; ++slice) {
             ptx::cp_async_wait_group<stages - 2>();
@@ -665,6 +747,7 @@ struct ExpandingCore : GemmShape<ExpandingShape<FormatA_, FormatB_, tile_>> {
         }
         ptx::cp_async_wait_group<0>();
         ptx::bar_sync();   // all threads have read the stages, which the sums overwrite
+        finish(sums, shared.staging, place.first_col);
     }
 
 private:
@@ -720,36 +803,49 @@ template <class FormatA, class FormatB, int tile>
 using Core = typename CoreOf<FormatA, FormatB, tile,
                              has_mma<FormatA, FormatB> && (FormatA::bits == 16 || ptx::has_block_scaled_mma)>::Core;
 
-// C of one block's tile.
+// C of one block's tiles.
 template <class Core, class A, class B>
 __device__ __forceinline__ void gemm(const A &a, const B &b, const GemmOptions &options) {
     typename Core::Shared &shared = ::shared<typename Core::Shared>();
-    const TilePlace place = TilePlace::of_block<Core::rows, Core::cols>(options);
-    if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, Core::cols);
+    const TilePlace place = TilePlace::of_block<Core::rows, Core::cols, Core::walks>(options);
+    if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, place.tiles * Core::cols);
     if (!place.there) return;
-    // The sums, in registers.
-    typename Core::Sums sums = {};
-    Core::multiply(sums, shared, a, b, options, place);
-
+    const int row = place.first_row + Core::warp_row();
+    // The residual is on its way while the tile is multiplied.
+    const auto begin = [&](int first_col) {
+        prefetch_residual(options.epilogue, place.matrix, row, min(row + Core::warp_rows, place.end_row),
+                          first_col + Core::warp_col(), Core::warp_cols);
+    };
     // The epilogue, `staged` slices at a time by way of shared memory.
-    const Epilogue epilogue(options.epilogue, place.matrix, place.group, options.rows, options.cols);
-    auto &staging = shared.staging[threadIdx.x / 32];
-    const int row = place.first_row + Core::warp_row(), col = place.first_col + Core::warp_col();
-    const Epilogue::LaneBias bias = epilogue.lane_bias<typename Core::Staging>(col);
+    Core::multiply(shared, a, b, options, place, begin, [&](auto &sums, auto *of_warps, int first_col) {
+        const Epilogue epilogue(options.epilogue, ptx::mov_b32(place.matrix), ptx::mov_b32(place.group), options.rows,
+                                options.cols);
+        const int warp = threadIdx.x / 32, col = first_col + Core::warp_col();
+        const bool few = Core::has_few_rows(place);
+        auto &staging = of_warps[few ? 0 : warp];
+        constexpr int staged = sizeof(staging) / sizeof(staging[0]);
+        const Epilogue::LaneBias bias = epilogue.lane_bias<typename Core::Staging>(col);
 #pragma unroll 1   // an epilogue is long: one copy of its code
-    for (int slice = 0; slice < Core::slices; slice += Core::staged) {
+        for (int slice = 0; slice < Core::slices; slice += staged) {
+            if (few) {   // the warps share the rows
+                staging[0].template put<2>(sums[0], 16 * warp);
+                ptx::bar_sync();   // all warps see the sums
+            } else {
 #pragma unroll
-        for (int i = 0; i < Core::staged; ++i) staging[i].put(sums[i]);
+                for (int i = 0; i < staged; ++i) staging[i].template put<Core::column_tiles>(sums[i], 0);
+            }
 #pragma unroll
-        for (int i = Core::staged; i < Core::slices; ++i)   // move the others down: all indices stay constants
+            for (int i = staged; i < Core::slices; ++i)   // move the others down: all indices stay constants
 #pragma unroll
-            for (int j = 0; j < Core::column_tiles; ++j)
+                for (int j = 0; j < Core::column_tiles; ++j)
 #pragma unroll
-                for (int k = 0; k < 4; ++k) sums[i - Core::staged][j][k] = sums[i][j][k];
+                    for (int k = 0; k < 4; ++k) sums[i - staged][j][k] = sums[i][j][k];
 #pragma unroll 1
-        for (int i = 0; i < Core::staged; ++i)
-            epilogue.finish(staging[i], row + 16 * (slice + i), place.end_row, col, bias);
-    }
+            for (int i = 0; i < staged; ++i)
+                epilogue.finish(staging[i], few ? place.first_row : row + 16 * (slice + i), place.end_row, col, bias,
+                                few ? warp : 0, few ? Core::warps : 1);
+        }
+    });
 }
 
 // Rows of `depth` elements of 16 bits. Strides are in elements.

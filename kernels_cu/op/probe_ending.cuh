@@ -54,7 +54,7 @@ __device__ inline void probe_ending(ProbeEndingShared &shared, const FloatRows &
                     const int column = first_column + 8 * j + tile::accumulator_column(i);
                     sums[j][i] = row < rows && column < cols ? x.f32[row * x.stride + column] : past_the_end;
                 }
-            staging.put(sums);
+            staging.put<Staging::columns / tile::mma_columns>(sums, 0);
         }
 #pragma unroll 1
         for (int pass = 0; pass < Staging::passes; ++pass) {

@@ -25,7 +25,9 @@ struct AttentionShape {
     static constexpr bool roomy = shared_bytes > 128 * 1024;
     static constexpr int slices = wide && !one_slice ? 2 : 1;
     static constexpr int warps = small ? 4 : 8;
-    static constexpr int blocks = small ? 2 : 1;
+    // Short sequences of narrow heads are bound by the latencies of a block's beginning and end. With three blocks,
+    // some registers are spilled outside of the loop over tiles.
+    static constexpr int blocks = has_halves && dim <= 32 && !one_slice ? 3 : small ? 2 : 1;
     static constexpr int keys = wide || (!small && roomy) ? 64 : dim > 192 ? 16 : 32;
     static constexpr bool keeps_q = (wide && (dim <= 64 || one_slice)) || (!small && roomy && dim <= 192);
 };

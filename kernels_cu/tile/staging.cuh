@@ -10,27 +10,35 @@ namespace tile {
 
 constexpr int share_columns = 16;   // consecutive values of a lane
 
-// 16 rows x `columns` columns of one warp. Neighboring lanes' columns are 20 words apart, so that reads of 16 bytes use
-// all banks.
-template <int columns>
+// 16 rows x `columns` columns of one warp, in chunks of four words. A chunk's place in its row is swizzled, so that
+// neither the writes of accumulators nor the reads of shares have bank conflicts: eight lanes that write differ in the
+// lowest bit of the chunk and the two lowest of the row; eight that read differ in the bits of the share, the chunk's
+// bits from 2 on, and in those of the row that are left.
+template <int columns_>
 struct AccumulatorStaging {
-    static_assert(columns % 32 == 0, "the lanes of a warp share 16 rows evenly");
-    static constexpr int row_shares = columns / share_columns, pitch = 20 * row_shares;
+    static constexpr int columns = columns_;
+    static_assert(columns % 32 == 0 && (columns & (columns - 1)) == 0, "places are linear in the bits of the column");
+    static constexpr int row_shares = columns / share_columns;
     static constexpr int passes = 16 * row_shares / 32;   // for a warp to read all of it
 
-    alignas(16) float words[16 * pitch];
+    alignas(16) float words[16 * columns];
 
-    __device__ static int place(int row, int column) { return row * pitch + column + 4 * (column / share_columns); }
+    __device__ static int place(int row, int column) {
+        const int chunk = column / 4, swizzle = (chunk >> 3 & 3) ^ (row & 1) * 2 ^ (row >> 1 & 1) * 5;
+        return row * columns + 4 * (chunk ^ swizzle) + column % 4;
+    }
 
-    // Stores the accumulators. Called by the whole warp, all of which sees them afterwards.
-    __device__ void put(const Accumulator (&rows)[columns / mma_columns]) {
-        const int first = place(accumulator_row(0), accumulator_column(0));
+    // Stores `tiles` accumulators in the columns from `column` on, a multiple of 8 `tiles`. Called by the whole warp,
+    // all of which sees them afterwards.
+    template <int tiles>
+    __device__ void put(const Accumulator (&rows)[columns / mma_columns], int column) {
+        const int first = place(accumulator_row(0), accumulator_column(0)) ^ place(0, column);
         ptx::bar_warp_sync();   // all lanes have read the old contents
 #pragma unroll
-        for (int j = 0; j < columns / mma_columns; ++j)
+        for (int j = 0; j < tiles; ++j)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                *reinterpret_cast<float2 *>(words + first + 8 * half * pitch + 8 * j + 4 * (j / 2)) = {
+                *reinterpret_cast<float2 *>(words + (first ^ place(0, 8 * j)) + 8 * half * columns) = {
                     rows[j][2 * half], rows[j][2 * half + 1]};
         ptx::bar_warp_sync();   // all lanes see the new ones
     }
@@ -39,16 +47,23 @@ struct AccumulatorStaging {
     // a row, then of the next.
     __device__ static int row(int pass) { return (32 * pass + ptx::laneid()) / row_shares; }
     __device__ static int column() { return ptx::laneid() % row_shares * share_columns; }
-    __device__ void get(int pass, float (&values)[2][8]) const { get(row(pass), column(), values); }
+    __device__ void get(int pass, float (&values)[2][8]) const { get_at(place(row(pass), column()), values); }
 
-    // The share that begins at a row and column.
-    __device__ void get(int row, int column, float (&values)[2][8]) const {
-        const float4 *source = reinterpret_cast<const float4 *>(words + place(row, column));
+    // Loads or stores the share at a place, as of place(). A place 8 rows behind is 8 `columns` behind.
+    __device__ void get_at(int first, float (&values)[2][8]) const {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const float4 four = source[i];
+            const float4 four = *reinterpret_cast<const float4 *>(words + (first ^ 4 * i));
             values[i / 2][i % 2 * 4] = four.x, values[i / 2][i % 2 * 4 + 1] = four.y;
             values[i / 2][i % 2 * 4 + 2] = four.z, values[i / 2][i % 2 * 4 + 3] = four.w;
+        }
+    }
+    __device__ void set_at(int first, const float (&values)[2][8]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float (&four)[8] = values[i / 2];
+            const int at = i % 2 * 4;
+            *reinterpret_cast<float4 *>(words + (first ^ 4 * i)) = {four[at], four[at + 1], four[at + 2], four[at + 3]};
         }
     }
 };

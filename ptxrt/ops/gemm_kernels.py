@@ -25,6 +25,8 @@ BLOCK_PAIRS = (
 # The rate of each tile over that of the largest: operands in codes reach 0.52 to 0.62 and 0.80 on an H200, 0.55 to 0.86
 # and 0.88 to 0.92 in the static model of an RTX 5090. In 16 bits the second is 1.7 times as fast as the first.
 _RATES = {64: 0.55, 128: 0.85, 256: 1.0}
+# The depth of all tiles that a block walks over: beside a longer one, the beginning of a block costs little.
+_LONGEST_WALK = 2048
 # Multiprocessors where a call does not name them (an RTX 5090).
 _MULTIPROCESSORS = 170
 
@@ -138,18 +140,39 @@ DERIVED = dict(
 )
 
 
-def _tile_axes(tiles) -> dict:
-    """Return the derived axes of a kernel with these tiles."""
+def grid_cols(cols: int, depth: int, row_tiles: int, multiprocessors: int, tile: int) -> int:
+    """Return how many columns of C blocks of one tile would cover, if each walks over consecutive tiles of a row: equal
+    numbers that leave two rounds of blocks, with two blocks to a multiprocessor."""
+    tiles = math.ceil(cols / tile)
+
+    def suits(walk: int) -> bool:
+        return tiles % walk == 0 and row_tiles * tiles // walk >= 2 * 2 * multiprocessors
+
+    most = min(tiles, _LONGEST_WALK // max(depth, 1))
+    return tiles // next(filter(suits, range(most, 1, -1)), 1) * tile
+
+
+def _tile_axes(tiles, walks: bool = False) -> dict:
+    """Return the derived axes of a kernel with these tiles. walks: whether blocks walk over several of them."""
 
     def tile(axes):
         return axes.get("tile", tile_for(*(axes[x] for x in ("rows", "cols", "batch", "multiprocessors")), tiles))
 
-    return dict(tile=tile, grid_rows=lambda axes: grid_rows(axes, TILE_ROWS[axes["tile"]]))
+    def walking(axes):
+        row_tiles = axes["batch"] * math.ceil(axes["grid_rows"] / TILE_ROWS[axes["tile"]])
+        return grid_cols(axes["cols"], axes["depth"], row_tiles, axes["multiprocessors"], axes["tile"])
+
+    return dict(
+        tile=tile,
+        grid_rows=lambda axes: grid_rows(axes, TILE_ROWS[axes["tile"]]),
+        grid_cols=walking if walks else lambda axes: axes["cols"],
+    )
 
 
 def _few_axes(format_a: str) -> dict:
     """Return those of a kernel for few rows."""
-    return dict(grid_rows=lambda axes: grid_rows(axes, 32 if format_a in BLOCK_FORMATS else 64))
+    rows = 32 if format_a in BLOCK_FORMATS else 64
+    return dict(grid_rows=lambda axes: grid_rows(axes, rows), grid_cols=lambda axes: axes["cols"])
 
 
 def _flops(block: int):
@@ -367,7 +390,7 @@ def _declare(name: str, operands, read, text: str, **options):
         group_starts=example_starts, order=example_order, out_global=example_levels, alphas=example_levels
     ) | options.pop("draw")
     common = dict(
-        grid="cols grid_rows batch",
+        grid="grid_cols grid_rows batch",
         derived=DERIVED | options.pop("derived"),
         tolerance=OUTPUTS,
         flops=_flops(options.pop("block")),
@@ -402,11 +425,16 @@ gemm_bf16 = _declare(
     TEXT.format(a="bf16 or f16", b="the same", alpha="") + LAST,
     block=1,
     variants=dict(tile=tiles_of("bf16", "bf16")),
-    derived=_tile_axes(tiles_of("bf16", "bf16")),
+    derived=_tile_axes(tiles_of("bf16", "bf16"), walks=True),
     cases=[
         *(case(tile=tile, out_f32=True) for tile in tiles_of("bf16", "bf16")),
         case(130, 260, 200, 2, tile=128, out_bf16=True),
         case(1, 8, 8, tile=64, out_f16=True),
+        # blocks that walk: fewer slices than stages and more, few rows
+        *(case(390, 270, depth, tile=128, out_bf16=True, bias_f32=True, multiprocessors=1) for depth in (8, 200)),
+        case(70, 500, 72, 2, tile=64, out_f16=True, bias_f16=True, activation=2, residual_f16=True, multiprocessors=2),
+        case(10, 500, 392, tile=64, ending="mxfp8", swizzled=1, multiprocessors=1),
+        case(16, 70, 520, tile=64, out_bf16=True, residual_bf16=True, bias_bf16=True),
         case(129, 257, 512, tile=128, out_f32=True, format="bf16"),
         *epilogue_cases(64),
         *(dict(x, format="bf16") for x in epilogue_cases(128)),
