@@ -40,23 +40,23 @@ struct BlockTiling : tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_,
 
     using Keys = tile::KeyTile<ScoreFormat, tile::tile_keys, dim>;
     using Values = tile::ValueTile<ValueFormat, tile::tile_keys, dim_v>;
-    struct Stage {
-        Keys k;
-        Values v;
-    };
     static constexpr int budget = 99 * 1024 / Shape::blocks - 1024;
-    static constexpr int stages = Shape::expands                    ? 2
-                                  : budget / int(sizeof(Stage)) < 4 ? budget / int(sizeof(Stage))
-                                                                    : 4;
-    static_assert(stages >= 2, "one stage is filled while another is read");
+    static constexpr int stage_bytes = sizeof(Keys) + sizeof(Values), whole_stages = budget / stage_bytes;
+    // K of a tile is released before its V. So a third stage may serve V alone.
+    static constexpr bool keys_leave_early =
+        Shape::has_plain_loop && whole_stages == 2 && budget >= 3 * stage_bytes - int(sizeof(Keys));
+    static constexpr int stages = Shape::expands ? 2 : keys_leave_early ? 3 : whole_stages < 4 ? whole_stages : 4;
+    static constexpr int key_stages = stages - keys_leave_early;
+    static_assert(key_stages >= 2, "one stage is filled while another is read");
+    using Stages = tile::Stages<Keys, Values, key_stages, stages>;
+    using Stage = typename Stages::Place;
 
     // The most mean vectors that a stage holds, [mean_vectors, 64]: the scores of the means of smoothed queries with
     // the keys of the tile. 16 vectors serve 16 heads that share K, or 8 heads if a block's rows have two means of
     // each. Smoothed tiles without masks then have a loop of their own, except with V in 16 bits, whose MMAs take
     // longest.
     static constexpr int output_bytes = rows * dim_v * sizeof(__nv_bfloat16),
-                         staged_bytes =
-                             stages * int(sizeof(Stage)) > output_bytes ? stages * int(sizeof(Stage)) : output_bytes,
+                         staged_bytes = int(sizeof(Stages)) > output_bytes ? sizeof(Stages) : output_bytes,
                          vectors_left = (budget - staged_bytes - 16 * stages) / (stages * tile::tile_keys * 4);
     static constexpr int mean_vectors = !smooths || !Shape::has_plain_loop || vectors_left < 4 ? 0
                                         : vectors_left < 16                                    ? vectors_left
@@ -71,10 +71,14 @@ struct BlockTiling : tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_,
     // Products P V of a plain tile wait until P of the next tile is computed, and overlap its exponentials, which needs
     // a third stage. They are counted in pairs of column tiles. All wait if Q and K have 4 bits. Q and K in 8 bits
     // leave fewer registers for P, and their MMAs take longer: the last quarter waits, except in heads of 32, which
-    // gain nothing. Wide V in 8 bits, and sixteen warps at 128 columns, leave too few registers.
-    static constexpr bool overlaps = Shape::has_plain_loop && !Shape::crowded && stages > 2 &&
-                                     (ValueFormat::bits == 4 || (ValueFormat::bits == 8 && Shape::widest <= 128 &&
-                                                                 (ScoreFormat::bits == 4 || Shape::widest > 32)));
+    // gain nothing. Sixteen warps at 128 columns leave too few registers, as does wide V in 8 bits where the stages
+    // hold twelve warps or K of 4 bits.
+    static constexpr bool overlaps =
+        Shape::has_plain_loop && !Shape::crowded && stages > 2 &&
+        (ValueFormat::bits == 4 || (ValueFormat::bits == 8 && (Shape::widest <= 128 || keys_leave_early) &&
+                                    (ScoreFormat::bits == 4 || Shape::widest > 32)));
+    // So do smoothed tiles where K leaves early: their other loop loses 3 % in the static model.
+    static constexpr bool overlaps_smooth = overlaps && keys_leave_early;
     // Tiles whose exact P are summed do so, too, if V has 4 bits. Then a tile is released within the branch that reads
     // it last, and one test precedes all loops of plain tiles: 5 % each in the static model. Wider heads and V in 8
     // bits gain nothing.
@@ -84,56 +88,65 @@ struct BlockTiling : tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_,
     template <class Output>
     using OutputTile = tile::SharedTile<rows, dim_v * sizeof(Output)>;
     using Tiles = std::conditional_t<Shape::expands, ExpandedTiles<BlockTiling>, StagedTiles<BlockTiling>>;
-    struct NoMeans {};
+    struct Nothing {};
+    struct KeyBarriers {
+        uint64_t keys_empty[key_stages];
+    };
     struct StagedMeans {
         alignas(16) float of_stage[stages][mean_vectors * tile::tile_keys];
     };
-    struct Shared : Tiles::Shared {
+    struct Shared : Tiles::Shared, std::conditional_t<keys_leave_early, KeyBarriers, Nothing> {
         union {
-            Stage stage[stages];
+            Stages tiles;
             OutputTile<__nv_bfloat16> q;   // when all tiles were read, the output is staged here
         };
         alignas(16) uint64_t full[stages], empty[stages];
-        [[no_unique_address]] std::conditional_t<(mean_vectors > 0), StagedMeans, NoMeans> means;
+        [[no_unique_address]] std::conditional_t<(mean_vectors > 0), StagedMeans, Nothing> means;
     };
     static_assert(sizeof(Shared) <= 99 * 1024 - 1024, "the tiles fit everywhere");
 };
 
 // All plain tiles from `index` on, of which there is at least one. A part of the products P V of each waits until P of
-// the next tile is computed. If `sums`, exact P are added to row_sum.
-template <class Tiling, bool sums, class Pipeline, class Softmax, class Plain>
+// the next tile is computed. If `sums`, exact P are added to row_sum. `means`, or null, adds the scores of means from
+// the stages.
+template <class Tiling, bool sums, class Pipeline, class Softmax, class Plain, class Means = void>
 __device__ __forceinline__ void overlap_plain_tiles(typename Tiling::Shared &shared, Pipeline &pipeline,
                                                     typename Tiling::Tiles &tiles, Softmax &softmax, float factor,
-                                                    int &index, const Plain &plain) {
+                                                    int &index, const Plain &plain, const Means *means = nullptr) {
+    constexpr bool smooth = !std::is_void_v<Means>;
     constexpr int columns = tile::tile_keys / tile::mma_columns;
     using Order = typename Softmax::Order;
     using Values = typename Tiling::Values;
     constexpr int pairs = Softmax::template pairs_of<Values>, at_once = pairs - Tiling::pairs_waiting(pairs);
     ProbabilityFragments<typename Tiling::ValueFormat, columns> p[Tiling::slices];
-    const typename Tiling::Stage *before = &pipeline.template take<false>(index);
+    typename Tiling::Stage before = pipeline.template take<smooth>(index);
     {
         tile::Accumulator s[Tiling::slices][columns];
-        tiles.template multiply<Order>(s, shared, *before);
+        tiles.template multiply<Order>(s, shared, before);
+        pipeline.release_keys(index);
+        if constexpr (smooth) means->template add<true>(s, pipeline, index);
         softmax.template take<false, sums>(p, s, factor);
-        softmax.template accumulate_pairs<0, at_once>(p, before->v);
+        softmax.template accumulate_pairs<0, at_once>(p, before.v());
     }
     for (++index; plain(index); ++index) {
-        const typename Tiling::Stage *stage = &pipeline.template take<false>(index);
+        const auto stage = pipeline.template take<smooth>(index);
         tile::Accumulator s[Tiling::slices][columns];
-        tiles.template multiply<Order>(s, shared, *stage);
+        tiles.template multiply<Order>(s, shared, stage);
+        pipeline.release_keys(index);
+        if constexpr (smooth) means->template add<true>(s, pipeline, index);
         ProbabilityFragments<typename Tiling::ValueFormat, columns> made[Tiling::slices];
         const auto finish = [&] {
-            softmax.template accumulate_pairs<at_once, pairs>(p, before->v);
+            softmax.template accumulate_pairs<at_once, pairs>(p, before.v());
             if (Tiling::overlaps_sums) pipeline.release(index - 1);
         };
         softmax.template take_after<sums>(made, s, factor, finish,
-                                          [&] { softmax.template accumulate_pairs<0, at_once>(made, stage->v); });
+                                          [&] { softmax.template accumulate_pairs<0, at_once>(made, stage.v()); });
         if (!Tiling::overlaps_sums) pipeline.release(index - 1);
         before = stage;
 #pragma unroll
         for (int slice = 0; slice < Tiling::slices; ++slice) p[slice] = made[slice];
     }
-    softmax.template accumulate_pairs<at_once, pairs>(p, before->v);
+    softmax.template accumulate_pairs<at_once, pairs>(p, before.v());
     pipeline.release(index - 1);
 }
 
@@ -184,7 +197,7 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
                     auto smooth) __attribute__((always_inline)) {   // its arrays stay in registers
         constexpr bool always_smooth = std::is_same_v<decltype(smooth), std::true_type>;
         constexpr bool maybe_smooth = !std::is_same_v<decltype(smooth), std::false_type>;
-        const auto &stage = pipeline.template take < maybe_smooth && (Tiling::mean_vectors > 0) > (index);
+        const auto stage = pipeline.template take < maybe_smooth && (Tiling::mean_vectors > 0) > (index);
         tiles.template prepare<Order>(shared, stage, pipeline, index);
         // A warp without rows, or whose rows see no key of this tile, only releases the stage.
         if ((Tiling::has_idle_loop || !idle) && !(masked && index * tile::tile_keys >= warp_end)) {
@@ -195,6 +208,7 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
             constexpr bool maybe_masked = !std::is_same_v<decltype(masked), std::false_type>;
             tiles.template add<maybe_masked, sums>(softmax, s, shared, stage, factor);
         }
+        pipeline.release_keys(index);
         tiles.release(pipeline, index);
     };
 
@@ -209,6 +223,7 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     if (Tiling::has_idle_loop && idle)
         for (; index < range.end; ++index) {
             pipeline.template take<false>(index);
+            pipeline.release_keys(index);
             pipeline.release(index);
         }
     for (; index < range.end; ++index) {
@@ -224,7 +239,12 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
             }
         } else {
             if constexpr (Tiling::has_smooth_loop)
-                if (pipeline.stages_means() && !options.lse && !exact_sum) plain_tiles(std::true_type{});
+                if (pipeline.stages_means() && !options.lse && !exact_sum) {
+                    if constexpr (!Tiling::overlaps_smooth) plain_tiles(std::true_type{});
+                    else if (plain(index))
+                        overlap_plain_tiles<Tiling, false>(shared, pipeline, tiles, softmax, factor, index, plain,
+                                                           &mean_scores);
+                }
             if constexpr (Tiling::overlaps) {
                 if (!smoothed && !options.lse && !exact_sum && plain(index))
                     overlap_plain_tiles<Tiling, false>(shared, pipeline, tiles, softmax, factor, index, plain);
