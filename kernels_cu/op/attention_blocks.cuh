@@ -36,7 +36,7 @@ struct BlockTiling : tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_,
     static constexpr int rows = 16 * Shape::slices * Shape::warps;
     static constexpr bool runs_again = ValueFormat::bits == 16;   // over the same tiles, if sums were too small
     // Spills cost less than fewer warps.
-    static constexpr int spill_bytes = Shape::crowded ? 2176 : ValueFormat::bits == 16 ? 192 : 128;
+    static constexpr int spill_bytes = Shape::crowded ? 2240 : ValueFormat::bits == 16 ? 192 : 128;
 
     using Keys = tile::KeyTile<ScoreFormat, tile::tile_keys, dim>;
     using Values = tile::ValueTile<ValueFormat, tile::tile_keys, dim_v>;
@@ -64,9 +64,17 @@ struct BlockTiling : tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_,
     static constexpr bool has_smooth_loop = mean_vectors > 0 && ValueFormat::bits < 16;
 
     // Warps without rows have a loop of their own, so that the others do not test for it in each tile. Narrow heads in
-    // 8 bits, and warps with few registers, are slower with it in the static model.
-    static constexpr bool has_idle_loop = Shape::has_plain_loop && !Shape::crowded && ValueFormat::bits < 16 &&
-                                          (ScoreFormat::bits == 4 || Shape::widest > 96);
+    // 8 bits, and warps with few registers unless P is in NVFP4, are slower with it in the static model.
+    static constexpr bool has_idle_loop =
+        Shape::has_plain_loop && ValueFormat::bits < 16 &&
+        (Shape::crowded ? std::is_same_v<ValueFormat, tile::Nvfp4> : ScoreFormat::bits == 4 || Shape::widest > 96);
+
+    // The number of a warp of the block. With few registers a uniform one is better, where the idle loop is.
+    __device__ static int warp() {
+        const int number = threadIdx.x / 32;
+        if constexpr (Shape::crowded && has_idle_loop) return ptx::shfl_sync_idx_b32(number, 0);
+        else return number;
+    }
 
     // Products P V of a plain tile wait until P of the next tile is computed, and overlap its exponentials, which needs
     // a third stage. They are counted in pairs of column tiles. All wait if Q and K have 4 bits. Q and K in 8 bits
@@ -79,10 +87,11 @@ struct BlockTiling : tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_,
                                     (ScoreFormat::bits == 4 || Shape::widest > 32)));
     // So do smoothed tiles where K leaves early: their other loop loses 3 % in the static model.
     static constexpr bool overlaps_smooth = overlaps && keys_leave_early;
-    // Tiles whose exact P are summed do so, too, if V has 4 bits. Then a tile is released within the branch that reads
-    // it last, and one test precedes all loops of plain tiles: 5 % each in the static model. Wider heads and V in 8
-    // bits gain nothing.
-    static constexpr bool overlaps_sums = overlaps && ValueFormat::bits == 4 && Shape::widest <= 128;
+    // Tiles whose exact P are summed have a loop of their own, which overlaps as that of plain tiles does, if V has 4
+    // bits. Then a tile is released within the branch that reads it last, and one test precedes all loops of plain
+    // tiles: 5 % each in the static model. Wider heads and V in 8 bits gain nothing.
+    static constexpr bool has_sum_loop =
+        Shape::has_plain_loop && ValueFormat::bits == 4 && Shape::widest <= 128 && (overlaps || Shape::crowded);
     static constexpr int pairs_waiting(int pairs) { return ScoreFormat::bits == 4 ? pairs : pairs / 4; }
 
     template <class Output>
@@ -107,13 +116,12 @@ struct BlockTiling : tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_,
 };
 
 // All plain tiles from `index` on, of which there is at least one. A part of the products P V of each waits until P of
-// the next tile is computed. If `sums`, exact P are added to row_sum. `means`, or null, adds the scores of means from
-// the stages.
-template <class Tiling, bool sums, class Pipeline, class Softmax, class Plain, class Means = void>
+// the next tile is computed. If `sums`, exact P are added to row_sum. If `smooth`, the scores of means in the stages
+// are added to the scores.
+template <class Tiling, bool sums, bool smooth, class Pipeline, class Softmax, class Means, class Plain>
 __device__ __forceinline__ void overlap_plain_tiles(typename Tiling::Shared &shared, Pipeline &pipeline,
-                                                    typename Tiling::Tiles &tiles, Softmax &softmax, float factor,
-                                                    int &index, const Plain &plain, const Means *means = nullptr) {
-    constexpr bool smooth = !std::is_void_v<Means>;
+                                                    typename Tiling::Tiles &tiles, Softmax &softmax, const Means &means,
+                                                    float factor, int &index, const Plain &plain) {
     constexpr int columns = tile::tile_keys / tile::mma_columns;
     using Order = typename Softmax::Order;
     using Values = typename Tiling::Values;
@@ -124,7 +132,7 @@ __device__ __forceinline__ void overlap_plain_tiles(typename Tiling::Shared &sha
         tile::Accumulator s[Tiling::slices][columns];
         tiles.template multiply<Order>(s, shared, before);
         pipeline.release_keys(index);
-        if constexpr (smooth) means->template add<true>(s, pipeline, index);
+        if constexpr (smooth) means.template add<true>(s, pipeline, index);
         softmax.template take<false, sums>(p, s, factor);
         softmax.template accumulate_pairs<0, at_once>(p, before.v());
     }
@@ -133,15 +141,15 @@ __device__ __forceinline__ void overlap_plain_tiles(typename Tiling::Shared &sha
         tile::Accumulator s[Tiling::slices][columns];
         tiles.template multiply<Order>(s, shared, stage);
         pipeline.release_keys(index);
-        if constexpr (smooth) means->template add<true>(s, pipeline, index);
+        if constexpr (smooth) means.template add<true>(s, pipeline, index);
         ProbabilityFragments<typename Tiling::ValueFormat, columns> made[Tiling::slices];
         const auto finish = [&] {
             softmax.template accumulate_pairs<at_once, pairs>(p, before.v());
-            if (Tiling::overlaps_sums) pipeline.release(index - 1);
+            if (Tiling::has_sum_loop) pipeline.release(index - 1);
         };
         softmax.template take_after<sums>(made, s, factor, finish,
                                           [&] { softmax.template accumulate_pairs<0, at_once>(made, stage.v()); });
-        if (!Tiling::overlaps_sums) pipeline.release(index - 1);
+        if (!Tiling::has_sum_loop) pipeline.release(index - 1);
         before = stage;
 #pragma unroll
         for (int slice = 0; slice < Tiling::slices; ++slice) p[slice] = made[slice];
@@ -164,7 +172,7 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);
-    const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
+    const int warp_row = first_row + Tiling::warp() * 16 * Tiling::slices;
     // Global scales delay the first copies if they are loaded before. Half blocks have few tiles and load them with Q;
     // whole blocks have no registers left for that.
     float scale;
@@ -216,8 +224,13 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     // sums of exact P, and without both.
     const auto plain = [&](int index) { return range.plain_begin <= index && index < range.plain_end; };
     int index = range.begin;
-    const auto plain_tiles = [&](auto smooth) __attribute__((always_inline)) {
-        for (; plain(index); ++index) step(index, std::false_type{}, std::false_type{}, smooth);
+    const auto plain_tiles = [&](auto sums, auto smooth) __attribute__((always_inline)) {
+        if constexpr (!Tiling::overlaps || (smooth && !Tiling::overlaps_smooth)) {
+            for (; plain(index); ++index) step(index, std::false_type{}, sums, smooth);
+        } else if (Tiling::has_sum_loop || plain(index)) {
+            overlap_plain_tiles<Tiling, sums, smooth>(shared, pipeline, tiles, softmax, mean_scores, factor, index,
+                                                      plain);
+        }
     };
     // A warp without rows.
     if (Tiling::has_idle_loop && idle)
@@ -227,29 +240,20 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
             pipeline.release(index);
         }
     for (; index < range.end; ++index) {
-        if constexpr (Tiling::overlaps_sums) {
+        const auto is_summed = [&] { return Softmax::sums_apart && (options.lse || exact_sum); };
+        if constexpr (Tiling::has_sum_loop) {
             if (plain(index)) {
-                const bool summed = options.lse || exact_sum;
+                const bool summed = is_summed();
                 if constexpr (Tiling::has_smooth_loop)
-                    if (pipeline.stages_means() && !summed) plain_tiles(std::true_type{});
-                if (!smoothed && summed)
-                    overlap_plain_tiles<Tiling, true>(shared, pipeline, tiles, softmax, factor, index, plain);
-                if (!smoothed && !summed)
-                    overlap_plain_tiles<Tiling, false>(shared, pipeline, tiles, softmax, factor, index, plain);
+                    if (pipeline.stages_means() && !summed) plain_tiles(std::false_type{}, std::true_type{});
+                if (!smoothed && summed) plain_tiles(std::true_type{}, std::false_type{});
+                if (!smoothed && !summed) plain_tiles(std::false_type{}, std::false_type{});
             }
         } else {
             if constexpr (Tiling::has_smooth_loop)
-                if (pipeline.stages_means() && !options.lse && !exact_sum) {
-                    if constexpr (!Tiling::overlaps_smooth) plain_tiles(std::true_type{});
-                    else if (plain(index))
-                        overlap_plain_tiles<Tiling, false>(shared, pipeline, tiles, softmax, factor, index, plain,
-                                                           &mean_scores);
-                }
-            if constexpr (Tiling::overlaps) {
-                if (!smoothed && !options.lse && !exact_sum && plain(index))
-                    overlap_plain_tiles<Tiling, false>(shared, pipeline, tiles, softmax, factor, index, plain);
-            } else if constexpr (Tiling::has_plain_loop)
-                if (!smoothed && (!Softmax::sums_apart || (!options.lse && !exact_sum))) plain_tiles(std::false_type{});
+                if (pipeline.stages_means() && !is_summed()) plain_tiles(std::false_type{}, std::true_type{});
+            if constexpr (Tiling::has_plain_loop)
+                if (!smoothed && !is_summed()) plain_tiles(std::false_type{}, std::false_type{});
         }
         if (index >= range.end) break;
         step(index, !plain(index), std::true_type{}, smoothed);

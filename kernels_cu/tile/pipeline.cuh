@@ -61,7 +61,7 @@ struct Pipeline {
     const float *means = nullptr;
     int mean_step = 0;
     int mean_vectors = 0;
-    int fill_end = threadIdx.x < 32 ? end : begin;   // this warp fills the stages of the tiles before it
+    int fill_end = Tiling::warp() == 0 ? end : begin;   // this warp fills the stages of the tiles before it
     // Tiles in flight. Warps may drift apart by the remaining stages. Tiles of e2m1 and narrow tiles of 8 bits take
     // less time, so two of them are in flight.
     static constexpr bool has_short_tiles =
