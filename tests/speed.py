@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 
+import ptxrt.ops  # noqa: E402  (registers the kernels)
 import ptxrt.units  # noqa: E402
 from ptxrt.errors import BuildError  # noqa: E402
 from ptxrt.speed import (  # noqa: E402

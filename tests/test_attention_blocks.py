@@ -123,16 +123,19 @@ def test_head_dims(machine, rng, qk, pv, dim, dim_v):
     assert got.shape == want.shape and relative(got, want) <= rounding(qk, pv)
 
 
-@pytest.mark.parametrize("dim, dim_v", [(192, 128), (256, 256), (160, 160)])
-def test_wide_heads(machine, rng, dim, dim_v):
-    """Full tiles and masked ones; values with their own head dimension, or padded."""
-    q, k, v = random_qkv(rng, 1, 2, 30, 200, dim, dim_v=dim_v)
-    given = operands(q, k, v, "nvfp4", "nvfp4")
+@pytest.mark.parametrize(
+    "fmt, dim, dim_v, keys",
+    [("nvfp4", 192, 128, 200), ("nvfp4", 256, 256, 200), ("nvfp4", 160, 160, 200), ("mxfp8", 256, 256, 460)],
+)
+def test_wide_heads(machine, rng, fmt, dim, dim_v, keys):
+    """Full tiles, which fill each stage again, and masked ones; values with their own head dimension, or padded."""
+    q, k, v = random_qkv(rng, 1, 2, 30, keys, dim, dim_v=dim_v)
+    given = operands(q, k, v, fmt, fmt)
     assert [x.dim for x in given[1:]] == [-(-dim // 64) * 64, -(-dim_v // 64) * 64]
-    options = dict(qk="nvfp4", causal=True, out_dtype=np.float32)
+    options = dict(qk=fmt, causal=True, out_dtype=np.float32)
     got, lse = ptxrt.attention(*given, **options, return_lse=True)
     want, want_lse = exact_attention(*(np.asarray(x) for x in given), causal=True)
-    assert got.shape == want.shape and relative(got, want) <= rounding("nvfp4", "nvfp4")
+    assert got.shape == want.shape and relative(got, want) <= rounding(fmt, fmt)
     assert np.abs(lse - want_lse).max() <= 1e-4 * np.abs(want_lse).max()  # approximate exponentials and logarithm
     np.testing.assert_array_equal(ptxrt.attention(q, k, v, **options), got)
 

@@ -36,27 +36,27 @@ struct BlockTiling : tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_,
     static constexpr int rows = 16 * Shape::slices * Shape::warps;
     static constexpr bool runs_again = ValueFormat::bits == 16;   // over the same tiles, if sums were too small
     // Spills cost less than fewer warps.
-    static constexpr int spill_bytes = Shape::crowded ? 2176 : ValueFormat::bits == 16 ? 192 : 128;
+    static constexpr int spill_bytes = Shape::crowded ? 2240 : ValueFormat::bits == 16 ? 192 : 128;
 
     using Keys = tile::KeyTile<ScoreFormat, tile::tile_keys, dim>;
     using Values = tile::ValueTile<ValueFormat, tile::tile_keys, dim_v>;
-    struct Stage {
-        Keys k;
-        Values v;
-    };
     static constexpr int budget = 99 * 1024 / Shape::blocks - 1024;
-    static constexpr int stages = Shape::expands                    ? 2
-                                  : budget / int(sizeof(Stage)) < 4 ? budget / int(sizeof(Stage))
-                                                                    : 4;
-    static_assert(stages >= 2, "one stage is filled while another is read");
+    static constexpr int stage_bytes = sizeof(Keys) + sizeof(Values), whole_stages = budget / stage_bytes;
+    // K of a tile is released before its V. So a third stage may serve V alone.
+    static constexpr bool keys_leave_early =
+        Shape::has_plain_loop && whole_stages == 2 && budget >= 3 * stage_bytes - int(sizeof(Keys));
+    static constexpr int stages = Shape::expands ? 2 : keys_leave_early ? 3 : whole_stages < 4 ? whole_stages : 4;
+    static constexpr int key_stages = stages - keys_leave_early;
+    static_assert(key_stages >= 2, "one stage is filled while another is read");
+    using Stages = tile::Stages<Keys, Values, key_stages, stages>;
+    using Stage = typename Stages::Place;
 
     // The most mean vectors that a stage holds, [mean_vectors, 64]: the scores of the means of smoothed queries with
     // the keys of the tile. 16 vectors serve 16 heads that share K, or 8 heads if a block's rows have two means of
     // each. Smoothed tiles without masks then have a loop of their own, except with V in 16 bits, whose MMAs take
     // longest.
     static constexpr int output_bytes = rows * dim_v * sizeof(__nv_bfloat16),
-                         staged_bytes =
-                             stages * int(sizeof(Stage)) > output_bytes ? stages * int(sizeof(Stage)) : output_bytes,
+                         staged_bytes = int(sizeof(Stages)) > output_bytes ? sizeof(Stages) : output_bytes,
                          vectors_left = (budget - staged_bytes - 16 * stages) / (stages * tile::tile_keys * 4);
     static constexpr int mean_vectors = !smooths || !Shape::has_plain_loop || vectors_left < 4 ? 0
                                         : vectors_left < 16                                    ? vectors_left
@@ -64,76 +64,97 @@ struct BlockTiling : tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_,
     static constexpr bool has_smooth_loop = mean_vectors > 0 && ValueFormat::bits < 16;
 
     // Warps without rows have a loop of their own, so that the others do not test for it in each tile. Narrow heads in
-    // 8 bits, and warps with few registers, are slower with it in the static model.
-    static constexpr bool has_idle_loop = Shape::has_plain_loop && !Shape::crowded && ValueFormat::bits < 16 &&
-                                          (ScoreFormat::bits == 4 || Shape::widest > 96);
+    // 8 bits, and warps with few registers unless P is in NVFP4, are slower with it in the static model.
+    static constexpr bool has_idle_loop =
+        Shape::has_plain_loop && ValueFormat::bits < 16 &&
+        (Shape::crowded ? std::is_same_v<ValueFormat, tile::Nvfp4> : ScoreFormat::bits == 4 || Shape::widest > 96);
+
+    // The number of a warp of the block. With few registers a uniform one is better, where the idle loop is.
+    __device__ static int warp() {
+        const int number = threadIdx.x / 32;
+        if constexpr (Shape::crowded && has_idle_loop) return ptx::shfl_sync_idx_b32(number, 0);
+        else return number;
+    }
 
     // Products P V of a plain tile wait until P of the next tile is computed, and overlap its exponentials, which needs
     // a third stage. They are counted in pairs of column tiles. All wait if Q and K have 4 bits. Q and K in 8 bits
     // leave fewer registers for P, and their MMAs take longer: the last quarter waits, except in heads of 32, which
-    // gain nothing. Wide V in 8 bits, and sixteen warps at 128 columns, leave too few registers.
-    static constexpr bool overlaps = Shape::has_plain_loop && !Shape::crowded && stages > 2 &&
-                                     (ValueFormat::bits == 4 || (ValueFormat::bits == 8 && Shape::widest <= 128 &&
-                                                                 (ScoreFormat::bits == 4 || Shape::widest > 32)));
-    // Tiles whose exact P are summed do so, too, if V has 4 bits. Then a tile is released within the branch that reads
-    // it last, and one test precedes all loops of plain tiles: 5 % each in the static model. Wider heads and V in 8
-    // bits gain nothing.
-    static constexpr bool overlaps_sums = overlaps && ValueFormat::bits == 4 && Shape::widest <= 128;
+    // gain nothing. Sixteen warps at 128 columns leave too few registers, as does wide V in 8 bits where the stages
+    // hold twelve warps or K of 4 bits.
+    static constexpr bool overlaps =
+        Shape::has_plain_loop && !Shape::crowded && stages > 2 &&
+        (ValueFormat::bits == 4 || (ValueFormat::bits == 8 && (Shape::widest <= 128 || keys_leave_early) &&
+                                    (ScoreFormat::bits == 4 || Shape::widest > 32)));
+    // So do smoothed tiles where K leaves early: their other loop loses 3 % in the static model.
+    static constexpr bool overlaps_smooth = overlaps && keys_leave_early;
+    // Tiles whose exact P are summed have a loop of their own, which overlaps as that of plain tiles does, if V has 4
+    // bits. Then a tile is released within the branch that reads it last, and one test precedes all loops of plain
+    // tiles: 5 % each in the static model. Wider heads and V in 8 bits gain nothing.
+    static constexpr bool has_sum_loop =
+        Shape::has_plain_loop && ValueFormat::bits == 4 && Shape::widest <= 128 && (overlaps || Shape::crowded);
     static constexpr int pairs_waiting(int pairs) { return ScoreFormat::bits == 4 ? pairs : pairs / 4; }
 
     template <class Output>
     using OutputTile = tile::SharedTile<rows, dim_v * sizeof(Output)>;
     using Tiles = std::conditional_t<Shape::expands, ExpandedTiles<BlockTiling>, StagedTiles<BlockTiling>>;
-    struct NoMeans {};
+    struct Nothing {};
+    struct KeyBarriers {
+        uint64_t keys_empty[key_stages];
+    };
     struct StagedMeans {
         alignas(16) float of_stage[stages][mean_vectors * tile::tile_keys];
     };
-    struct Shared : Tiles::Shared {
+    struct Shared : Tiles::Shared, std::conditional_t<keys_leave_early, KeyBarriers, Nothing> {
         union {
-            Stage stage[stages];
+            Stages tiles;
             OutputTile<__nv_bfloat16> q;   // when all tiles were read, the output is staged here
         };
         alignas(16) uint64_t full[stages], empty[stages];
-        [[no_unique_address]] std::conditional_t<(mean_vectors > 0), StagedMeans, NoMeans> means;
+        [[no_unique_address]] std::conditional_t<(mean_vectors > 0), StagedMeans, Nothing> means;
     };
     static_assert(sizeof(Shared) <= 99 * 1024 - 1024, "the tiles fit everywhere");
 };
 
 // All plain tiles from `index` on, of which there is at least one. A part of the products P V of each waits until P of
-// the next tile is computed. If `sums`, exact P are added to row_sum.
-template <class Tiling, bool sums, class Pipeline, class Softmax, class Plain>
+// the next tile is computed. If `sums`, exact P are added to row_sum. If `smooth`, the scores of means in the stages
+// are added to the scores.
+template <class Tiling, bool sums, bool smooth, class Pipeline, class Softmax, class Means, class Plain>
 __device__ __forceinline__ void overlap_plain_tiles(typename Tiling::Shared &shared, Pipeline &pipeline,
-                                                    typename Tiling::Tiles &tiles, Softmax &softmax, float factor,
-                                                    int &index, const Plain &plain) {
+                                                    typename Tiling::Tiles &tiles, Softmax &softmax, const Means &means,
+                                                    float factor, int &index, const Plain &plain) {
     constexpr int columns = tile::tile_keys / tile::mma_columns;
     using Order = typename Softmax::Order;
     using Values = typename Tiling::Values;
     constexpr int pairs = Softmax::template pairs_of<Values>, at_once = pairs - Tiling::pairs_waiting(pairs);
     ProbabilityFragments<typename Tiling::ValueFormat, columns> p[Tiling::slices];
-    const typename Tiling::Stage *before = &pipeline.template take<false>(index);
+    typename Tiling::Stage before = pipeline.template take<smooth>(index);
     {
         tile::Accumulator s[Tiling::slices][columns];
-        tiles.template multiply<Order>(s, shared, *before);
+        tiles.template multiply<Order>(s, shared, before);
+        pipeline.release_keys(index);
+        if constexpr (smooth) means.template add<true>(s, pipeline, index);
         softmax.template take<false, sums>(p, s, factor);
-        softmax.template accumulate_pairs<0, at_once>(p, before->v);
+        softmax.template accumulate_pairs<0, at_once>(p, before.v());
     }
     for (++index; plain(index); ++index) {
-        const typename Tiling::Stage *stage = &pipeline.template take<false>(index);
+        const auto stage = pipeline.template take<smooth>(index);
         tile::Accumulator s[Tiling::slices][columns];
-        tiles.template multiply<Order>(s, shared, *stage);
+        tiles.template multiply<Order>(s, shared, stage);
+        pipeline.release_keys(index);
+        if constexpr (smooth) means.template add<true>(s, pipeline, index);
         ProbabilityFragments<typename Tiling::ValueFormat, columns> made[Tiling::slices];
         const auto finish = [&] {
-            softmax.template accumulate_pairs<at_once, pairs>(p, before->v);
-            if (Tiling::overlaps_sums) pipeline.release(index - 1);
+            softmax.template accumulate_pairs<at_once, pairs>(p, before.v());
+            if (Tiling::has_sum_loop) pipeline.release(index - 1);
         };
         softmax.template take_after<sums>(made, s, factor, finish,
-                                          [&] { softmax.template accumulate_pairs<0, at_once>(made, stage->v); });
-        if (!Tiling::overlaps_sums) pipeline.release(index - 1);
+                                          [&] { softmax.template accumulate_pairs<0, at_once>(made, stage.v()); });
+        if (!Tiling::has_sum_loop) pipeline.release(index - 1);
         before = stage;
 #pragma unroll
         for (int slice = 0; slice < Tiling::slices; ++slice) p[slice] = made[slice];
     }
-    softmax.template accumulate_pairs<at_once, pairs>(p, before->v);
+    softmax.template accumulate_pairs<at_once, pairs>(p, before.v());
     pipeline.release(index - 1);
 }
 
@@ -151,7 +172,7 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);
-    const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
+    const int warp_row = first_row + Tiling::warp() * 16 * Tiling::slices;
     // Global scales delay the first copies if they are loaded before. Half blocks have few tiles and load them with Q;
     // whole blocks have no registers left for that.
     float scale;
@@ -184,7 +205,7 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
                     auto smooth) __attribute__((always_inline)) {   // its arrays stay in registers
         constexpr bool always_smooth = std::is_same_v<decltype(smooth), std::true_type>;
         constexpr bool maybe_smooth = !std::is_same_v<decltype(smooth), std::false_type>;
-        const auto &stage = pipeline.template take < maybe_smooth && (Tiling::mean_vectors > 0) > (index);
+        const auto stage = pipeline.template take < maybe_smooth && (Tiling::mean_vectors > 0) > (index);
         tiles.template prepare<Order>(shared, stage, pipeline, index);
         // A warp without rows, or whose rows see no key of this tile, only releases the stage.
         if ((Tiling::has_idle_loop || !idle) && !(masked && index * tile::tile_keys >= warp_end)) {
@@ -195,6 +216,7 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
             constexpr bool maybe_masked = !std::is_same_v<decltype(masked), std::false_type>;
             tiles.template add<maybe_masked, sums>(softmax, s, shared, stage, factor);
         }
+        pipeline.release_keys(index);
         tiles.release(pipeline, index);
     };
 
@@ -202,34 +224,36 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     // sums of exact P, and without both.
     const auto plain = [&](int index) { return range.plain_begin <= index && index < range.plain_end; };
     int index = range.begin;
-    const auto plain_tiles = [&](auto smooth) __attribute__((always_inline)) {
-        for (; plain(index); ++index) step(index, std::false_type{}, std::false_type{}, smooth);
+    const auto plain_tiles = [&](auto sums, auto smooth) __attribute__((always_inline)) {
+        if constexpr (!Tiling::overlaps || (smooth && !Tiling::overlaps_smooth)) {
+            for (; plain(index); ++index) step(index, std::false_type{}, sums, smooth);
+        } else if (Tiling::has_sum_loop || plain(index)) {
+            overlap_plain_tiles<Tiling, sums, smooth>(shared, pipeline, tiles, softmax, mean_scores, factor, index,
+                                                      plain);
+        }
     };
     // A warp without rows.
     if (Tiling::has_idle_loop && idle)
         for (; index < range.end; ++index) {
             pipeline.template take<false>(index);
+            pipeline.release_keys(index);
             pipeline.release(index);
         }
     for (; index < range.end; ++index) {
-        if constexpr (Tiling::overlaps_sums) {
+        const auto is_summed = [&] { return Softmax::sums_apart && (options.lse || exact_sum); };
+        if constexpr (Tiling::has_sum_loop) {
             if (plain(index)) {
-                const bool summed = options.lse || exact_sum;
+                const bool summed = is_summed();
                 if constexpr (Tiling::has_smooth_loop)
-                    if (pipeline.stages_means() && !summed) plain_tiles(std::true_type{});
-                if (!smoothed && summed)
-                    overlap_plain_tiles<Tiling, true>(shared, pipeline, tiles, softmax, factor, index, plain);
-                if (!smoothed && !summed)
-                    overlap_plain_tiles<Tiling, false>(shared, pipeline, tiles, softmax, factor, index, plain);
+                    if (pipeline.stages_means() && !summed) plain_tiles(std::false_type{}, std::true_type{});
+                if (!smoothed && summed) plain_tiles(std::true_type{}, std::false_type{});
+                if (!smoothed && !summed) plain_tiles(std::false_type{}, std::false_type{});
             }
         } else {
             if constexpr (Tiling::has_smooth_loop)
-                if (pipeline.stages_means() && !options.lse && !exact_sum) plain_tiles(std::true_type{});
-            if constexpr (Tiling::overlaps) {
-                if (!smoothed && !options.lse && !exact_sum && plain(index))
-                    overlap_plain_tiles<Tiling, false>(shared, pipeline, tiles, softmax, factor, index, plain);
-            } else if constexpr (Tiling::has_plain_loop)
-                if (!smoothed && (!Softmax::sums_apart || (!options.lse && !exact_sum))) plain_tiles(std::false_type{});
+                if (pipeline.stages_means() && !is_summed()) plain_tiles(std::false_type{}, std::true_type{});
+            if constexpr (Tiling::has_plain_loop)
+                if (!smoothed && !is_summed()) plain_tiles(std::false_type{}, std::false_type{});
         }
         if (index >= range.end) break;
         step(index, !plain(index), std::true_type{}, smoothed);

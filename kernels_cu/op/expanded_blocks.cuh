@@ -107,9 +107,9 @@ struct ExpandedTiles {
     template <class Order, class AllShared, class Pipeline>
     __device__ void prepare(AllShared &shared, const typename Tiling::Stage &stage, Pipeline &pipeline, int index) {
         ptx::bar_sync();   // all threads have read the tile before
-        tile::expand_keys<Order, Tiling::threads>(shared.keys, stage.k);
+        tile::expand_keys<Order, Tiling::threads>(shared.keys, stage.k());
         if constexpr (expands_values) {
-            tile::expand_values<Tiling::threads>(shared.values, stage.v);
+            tile::expand_values<Tiling::threads>(shared.values, stage.v());
             pipeline.release(index);
         }
         ptx::bar_sync();   // all threads see the tile
@@ -125,7 +125,7 @@ struct ExpandedTiles {
     __device__ __forceinline__ void add(Softmax &softmax, Scores &s, AllShared &shared,
                                         const typename Tiling::Stage &stage, float factor) {
         if constexpr (expands_values) softmax.template add<masked, sums>(s, shared.values, factor);
-        else softmax.template add<masked, sums>(s, stage.v, factor);
+        else softmax.template add<masked, sums>(s, stage.v(), factor);
     }
 
     template <class Pipeline>

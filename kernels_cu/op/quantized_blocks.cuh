@@ -33,11 +33,11 @@ struct QuantizingPipeline {
 
     // Fills the stage of a tile and returns it. Called by all warps, for every tile in order.
     template <bool>
-    __device__ const typename Tiling::Stage &take(int index) {
-        typename Tiling::Stage &stage = shared.stage[index % Tiling::stages];
-        tile::quantize_keys<Tiling::threads>(stage.k, tile::rows_from(k, index * tile::tile_keys));
+    __device__ typename Tiling::Stage take(int index) {
+        const typename Tiling::Stage stage = shared.tiles.at(index);
+        tile::quantize_keys<Tiling::threads>(stage.k(), tile::rows_from(k, index * tile::tile_keys));
         if constexpr (with_values)
-            tile::round_values<Tiling::threads>(stage.v, tile::rows_from(v, index * tile::tile_keys));
+            tile::round_values<Tiling::threads>(stage.v(), tile::rows_from(v, index * tile::tile_keys));
         ptx::bar_sync();   // the tile is whole; everyone is done with the one before
         return stage;
     }
@@ -50,6 +50,7 @@ struct QuantizingPipeline {
     }
 
     __device__ void release(int) {}
+    __device__ void release_keys(int) {}
 
     // Queries are not smoothed.
     __device__ static bool stages_means() { return false; }
@@ -118,7 +119,7 @@ __device__ inline void probe_scores(typename Tiling::Shared &shared, const Opera
     typename Tiling::Tiles tiles;
     tiles.start(shared, operands, problem, warp_row);
     for (int index = range.begin; index < range.end; ++index) {
-        const auto &stage = pipeline.template take<false>(index);
+        const auto stage = pipeline.template take<false>(index);
         tiles.template prepare<Order>(shared, stage, pipeline, index);
         tile::Accumulator s[Tiling::slices][tile::tile_keys / tile::mma_columns];
         tiles.template multiply<Order>(s, shared, stage);

@@ -218,14 +218,14 @@ struct StagedTiles {
     // s = Q K^T.
     template <class Order, class AllShared, class Scores>
     __device__ void multiply(Scores &s, AllShared &, const typename Tiling::Stage &stage) {
-        multiply_block_scores<Order>(s, q, stage.k);
+        multiply_block_scores<Order>(s, q, stage.k());
     }
 
     // The softmax, and o += P V.
     template <bool masked, bool sums, class Softmax, class AllShared, class Scores>
     __device__ __forceinline__ void add(Softmax &softmax, Scores &s, AllShared &, const typename Tiling::Stage &stage,
                                         float factor) {
-        softmax.template add<masked, sums>(s, stage.v, factor);
+        softmax.template add<masked, sums>(s, stage.v(), factor);
     }
 
     // Releases the tile for this warp.

@@ -158,25 +158,46 @@ struct Probabilities<tile::Nvfp4> {
                                   float (&row_sum)[2], float factor) {
         constexpr float log2_6 = 2.584962500721156f;
         static_for<tiles / 8>([&](auto step) {
-            float scales[4];   // of (row g, first 32 keys), (g, last 32), (g + 8, first), (g + 8, last)
+            float bases[2][2], scales[2][2];   // [half][h]
+            // This lane carries the scales of one row; exact sums need those of both. It has every second block of the
+            // row, the lane at distance 2 has the others.
+            const auto carry_scales = [&] {
+                const bool lower = tile::scale_half();
+                const Exponents of_row(lower ? row_max[1] : row_max[0]);
+                float carried[4] = {};
+#pragma unroll
+                for (int h = 0; h < 2; ++h)
+                    carried[h] = sums ? (lower ? scales[1][h] : scales[0][h])
+                                      : of_row.weight(lower ? bases[1][h] : bases[0][h], 1.0f);
+                const uint32_t own = sums ? ptx::cvt_rn_satfinite_e4m3x4_f32(carried)
+                                          : ptx::cvt_rn_satfinite_e4m3x2_f32(carried[1], carried[0]);
+                p.scales[step] = __byte_perm(own, ptx::shfl_sync_bfly_b32(own, 2), 0x5140);
+            };
             static_for<2>([&](auto h) {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const float largest = group_max[2 * step + h][half];
-                    float base = fmaf(largest, factor, -log2_6);
+                    float &base = bases[half][h];
+                    base = fmaf(group_max[2 * step + h][half], factor, -log2_6);
                     if (masked) base = ptx::max_nan_f32(base, row_max[half] - 40.0f);   // a block without visible keys
+                }
+            });
+            if constexpr (!sums) carry_scales();   // the exponentials hide its latency
+            static_for<2>([&](auto h) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const float base = bases[half][h];
                     float values[8];
                     exponentials<8 * step + 4 * h>(values, s, half, [&](float score) {
                         return ptx::ex2_approx_ftz_f32(fmaf(score, factor, -base));
                     });
                     p.codes[step][2 * h + half] = ptx::cvt_rn_satfinite_e2m1x8_f32(values);
-                    scales[2 * half + h] = Exponents(row_max[half]).weight(base, 1.0f);
-                    if constexpr (sums) row_sum[half] = fmaf(scales[2 * half + h], sum_of(values), row_sum[half]);
+                    if constexpr (sums) {
+                        scales[half][h] = Exponents(row_max[half]).weight(base, 1.0f);
+                        row_sum[half] = fmaf(scales[half][h], sum_of(values), row_sum[half]);
+                    }
                 }
             });
-            // This lane has every second block of both rows, the lane at distance 2 has the others.
-            const uint32_t own = ptx::cvt_rn_satfinite_e4m3x4_f32(scales), other = ptx::shfl_sync_bfly_b32(own, 2);
-            p.scales[step] = __byte_perm(own, other, tile::scale_half() ? 0x7362 : 0x5140);
+            if constexpr (sums) carry_scales();
         });
     }
 };

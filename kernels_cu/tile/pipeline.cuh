@@ -15,6 +15,38 @@
 
 namespace tile {
 
+// The tiles of K and V in shared memory; a Place is that of one tile. If K has as many stages as V, both of a stage are
+// neighbors.
+template <class Keys, class Values, int key_stages, int stages>
+struct Stages {
+    Keys keys[key_stages];
+    Values values[stages];
+    struct Place {
+        Keys *keys;
+        Values *values;
+        __device__ Keys &k() const { return *keys; }
+        __device__ Values &v() const { return *values; }
+    };
+    __device__ Place at(unsigned tile) { return {&keys[tile % key_stages], &values[tile % stages]}; }
+};
+
+template <class Keys, class Values, int stages>
+struct Stages<Keys, Values, stages, stages> {
+    struct Stage {
+        Keys k;
+        Values v;
+    } stage[stages];
+    struct Place {
+        Stage *stage;
+        __device__ Keys &k() const { return stage->k; }
+        __device__ Values &v() const { return stage->v; }
+    };
+    template <class Index>
+    __device__ Place at(Index tile) {
+        return {&stage[tile % stages]};
+    }
+};
+
 // The stages of a block. One lane fills them by bulk copies, so that warps wait for each other through the stages
 // alone. Without bulk copies, all threads fill them between barriers of the block.
 template <class Tiling>
@@ -29,7 +61,7 @@ struct Pipeline {
     const float *means = nullptr;
     int mean_step = 0;
     int mean_vectors = 0;
-    int fill_end = threadIdx.x < 32 ? end : begin;   // this warp fills the stages of the tiles before it
+    int fill_end = Tiling::warp() == 0 ? end : begin;   // this warp fills the stages of the tiles before it
     // Tiles in flight. Warps may drift apart by the remaining stages. Tiles of e2m1 and narrow tiles of 8 bits take
     // less time, so two of them are in flight.
     static constexpr bool has_short_tiles =
@@ -40,6 +72,7 @@ struct Pipeline {
     // One lane of a warp releases a stage. With stand-ins every lane does: compute-sanitizer, which runs them, does not
     // see that a warp's barrier orders its lanes before the releasing one.
     static constexpr bool lanes_speak = !ptx::has_block_scaled_mma;
+    static constexpr int releases = lanes_speak ? Tiling::threads : Tiling::warps;   // of a stage
 
     __device__ static uint32_t address(const void *shared) {
         return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -50,7 +83,7 @@ struct Pipeline {
 
     // The number of tiles that passed through the stages before a tile.
     __device__ auto place(int index) const { return std::conditional_t<lean, unsigned, int>(index - origin); }
-    __device__ auto &stage_of(int index) const { return shared.stage[place(index) % Tiling::stages]; }
+    __device__ auto stage_of(int index) const { return shared.tiles.at(place(index)); }
 
     // Whether this warp fills the stage of a tile.
     __device__ bool fills(int index) const {
@@ -67,8 +100,10 @@ struct Pipeline {
             if (threadIdx.x == 0) {
                 for (int i = 0; i < Tiling::stages; ++i) {
                     ptx::mbarrier_init(address(&shared.full[i]), 1);
-                    ptx::mbarrier_init(address(&shared.empty[i]), lanes_speak ? Tiling::threads : Tiling::warps);
+                    ptx::mbarrier_init(address(&shared.empty[i]), releases);
                 }
+                if constexpr (Tiling::keys_leave_early)
+                    for (uint64_t &empty : shared.keys_empty) ptx::mbarrier_init(address(&empty), releases);
                 ptx::fence_mbarrier_init();
             }
             ptx::bar_sync();   // all threads see the barriers
@@ -85,20 +120,26 @@ struct Pipeline {
             const int turn = place(index) / Tiling::stages, slot = place(index) % Tiling::stages;
             const uint32_t full = address(&shared.full[slot]);
             if (turn > 0) ptx::mbarrier_wait_parity(address(&shared.empty[slot]), (turn - 1) & 1);
+            if constexpr (Tiling::keys_leave_early) {
+                const int key_turn = place(index) / Tiling::key_stages;
+                if (key_turn > 0)
+                    ptx::mbarrier_wait_parity(address(&shared.keys_empty[place(index) % Tiling::key_stages]),
+                                              (key_turn - 1) & 1);
+            }
             const uint32_t mean_bytes = with_means && stages_means() ? mean_vectors * tile_keys * sizeof(float) : 0;
-            ptx::mbarrier_arrive_expect_tx(full, sizeof(typename Tiling::Stage) + mean_bytes);
+            ptx::mbarrier_arrive_expect_tx(full, Tiling::stage_bytes + mean_bytes);
             if constexpr (with_means)
                 if (mean_bytes)
                     ptx::cp_async_bulk_shared_global(address(&shared.means.of_stage[slot]),
                                                      means + int64_t(index) * mean_step, mean_bytes, full);
-            ptx::cp_async_bulk_shared_global(address(&shared.stage[slot].k), k + index, sizeof(typename Tiling::Keys),
+            ptx::cp_async_bulk_shared_global(address(&stage_of(index).k()), k + index, sizeof(typename Tiling::Keys),
                                              full);
-            ptx::cp_async_bulk_shared_global(address(&shared.stage[slot].v), v + index, sizeof(typename Tiling::Values),
+            ptx::cp_async_bulk_shared_global(address(&stage_of(index).v()), v + index, sizeof(typename Tiling::Values),
                                              full);
         } else {
             if (index < end) {
-                copy(stage_of(index).k, k + index);
-                copy(stage_of(index).v, v + index);
+                copy(stage_of(index).k(), k + index);
+                copy(stage_of(index).v(), v + index);
             }
             ptx::cp_async_commit_group();
         }
@@ -112,7 +153,7 @@ struct Pipeline {
 
     // Waits for the stage of a tile, and starts filling another. Called by all warps, for every tile in order.
     template <bool with_means>
-    __device__ const typename Tiling::Stage &take(int index) {
+    __device__ typename Tiling::Stage take(int index) {
         if constexpr (ptx::has_bulk_copy) {
             if (!lean || fills(index + ahead)) {
                 fill<with_means>(index + ahead);
@@ -144,13 +185,19 @@ struct Pipeline {
         return reinterpret_cast<const uint32_t *>(&chunk)[accumulator_column(0) / 2];
     }
 
-    // Releases a tile for this warp.
+    // Releases K of a tile for this warp, if K has stages of its own.
+    __device__ void release_keys(int index) {
+        if constexpr (Tiling::keys_leave_early) arrive(shared.keys_empty[place(index) % Tiling::key_stages]);
+    }
+
+    // Releases a tile for this warp, after its K.
     __device__ void release(int index) {
-        if constexpr (ptx::has_bulk_copy) {
-            __syncwarp();   // all its lanes are done with the tile
-            if (lanes_speak || ptx::laneid() == 0)
-                ptx::mbarrier_arrive(address(&shared.empty[place(index) % Tiling::stages]));
-        }
+        if constexpr (ptx::has_bulk_copy) arrive(shared.empty[place(index) % Tiling::stages]);
+    }
+
+    __device__ void arrive(uint64_t &empty) {
+        __syncwarp();   // all its lanes are done with the tile
+        if (lanes_speak || ptx::laneid() == 0) ptx::mbarrier_arrive(address(&empty));
     }
 };
 
