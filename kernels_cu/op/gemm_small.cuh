@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "../ptx/access.cuh"
+#include "../ptx/alu.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../tile/few_rows.cuh"
 #include "../tile/lanes.cuh"
@@ -444,7 +445,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
                                         ring.scales.page[0].of_row[0] + page_read + unit_of_page * Ring::unit_words * 4;
                                     two_scales[i] = Runs::factors(lane_scales.bytes(first, number / 2, i));
                                 }
-                                scale_b[i] = tile::both_halves(two_scales[i], number % 2 != 0);
+                                scale_b[i] = ptx::mov_b32_half_twice(two_scales[i], number % 2 != 0);
                             }
                         }
                         pairs_of<Runs, FormatB, Element, order, true>(words_b[i], part, pairs_b[i], scale_b[i]);

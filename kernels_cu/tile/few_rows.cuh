@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "../ptx/alu.cuh"
 #include "../ptx/cvt.cuh"
 #include "../ptx/warp.cuh"
 #include "expanded.cuh"
@@ -42,27 +43,16 @@ struct SwizzledLines {
 // 5), (6, 7). crossed: (0, 2), (1, 3), (4, 6), (5, 7), the cheapest order for e2m1 in bf16.
 enum class PairOrder { natural, crossed };
 
-// One half of a pair in both halves. Multiplications take this as a modifier of their operand, without an instruction;
-// of a permutation they would not.
-__device__ inline uint32_t both_halves(uint32_t pair, bool upper) {
-    uint32_t both;
-    if (upper)
-        asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high}; }" : "=r"(both) : "r"(pair));
-    else asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low}; }" : "=r"(both) : "r"(pair));
-    return both;
-}
-
 // Eight e2m1 codes as four bf16x2 in crossed order, times 2^-126. One multiplication moves the sign of a code to bit 15
 // of its half and the other bits to bits 8..6. Exact.
 //
 // Integer instructions bind: they have half the rate of multiplications. Therefore a multiplication also subtracts the
-// lower of two codes, and asm keeps the compiler from masking it away instead.
+// lower of two codes; the compiler would mask it away.
 __device__ inline void crossed_bf16x2_from_e2m1x8(uint32_t codes, uint32_t (&values)[4]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const uint32_t two = __byte_perm(codes, 0, i == 0 ? 0x4140 : 0x4342), lower = two & 0x000f000fu;
-        uint32_t upper;
-        asm("mad.lo.s32 %0, %1, -0x104, %2;" : "=r"(upper) : "r"(lower), "r"(two * 0x0104u));
+        const uint32_t upper = ptx::mad_lo_s32<-0x104>(lower, two * 0x0104u);
         values[2 * i] = lower * 0x1040u & 0x81c081c0u;
         values[2 * i + 1] = upper & 0x81c081c0u;
     }
