@@ -1,12 +1,13 @@
 """Find for each bug of seeded_bugs.py a check that catches it, the cheapest one: seeded_bug_checks.json.
 
 test_seeded_bugs.py runs that check first, on the entries it launches. A bug that is not in the file, or that
-its check misses, meets all checks of its whole unit, so that the file saves time and decides nothing. To write it anew
-takes twenty minutes of a core:
+its check misses, meets all checks of its whole unit, so that the file saves time and decides nothing. Without --all
+only the bugs that the file lacks, or whose check is gone, are run; all take twenty minutes of a core:
 
-    python tests/seeded_bug_checks.py
+    python tests/seeded_bug_checks.py [--all]
 """
 
+import argparse
 import json
 import sys
 import tempfile
@@ -23,11 +24,17 @@ def chosen() -> dict[str, list[str]]:
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--all", action="store_true", help="run every bug, not only those that the file lacks")
+    anew = parser.parse_args().all
+
     import ptxrt
     from test_seeded_bugs import BUGS, CHECKS, compile_with, fails, on_modules
 
-    found, seconds, entries = {}, {}, {}
-    for bug in sorted(BUGS, key=lambda bug: bug.kernel):
+    kept = {} if anew else chosen()
+    found = {str(bug): kept[str(bug)] for bug in BUGS if kept.get(str(bug), [None])[0] in CHECKS[bug.kernel]}
+    seconds, entries = {}, {}
+    for bug in sorted((bug for bug in BUGS if str(bug) not in found), key=lambda bug: bug.kernel):
         if bug.kernel not in seconds:
             with on_modules(bug.kernel):
                 seconds[bug.kernel] = {}

@@ -401,7 +401,7 @@ def test_bug_is_caught(tmp_path, bug):
 
 
 def test_each_bug_has_a_check_to_begin_with():
-    """Those of bugs and checks that there are; `python tests/seeded_bug_checks.py` writes them anew."""
+    """Those of bugs and checks that there are; `python tests/seeded_bug_checks.py` adds the missing ones."""
     assert list(CAUGHT_BY) == [str(bug) for bug in BUGS]
     assert [bug for bug in BUGS if CAUGHT_BY[str(bug)][0] not in CHECKS[bug.kernel]] == []
 
