@@ -353,8 +353,8 @@ BUGS = [
         "bias_of_the_other_run_of_a_share",
         "gemm_bf16",
         "op/epilogue.cuh",
-        "% shares * tile::share_columns + ptx::laneid() / shares + i * run;",
-        "% shares * tile::share_columns + ptx::laneid() / shares + (1 - i) * run;",
+        "% shares * tile::share_columns + tile::lane_item(0) / shares + i * run;",
+        "% shares * tile::share_columns + tile::lane_item(0) / shares + (1 - i) * run;",
     ),
     Bug(
         "products",
@@ -363,6 +363,14 @@ BUGS = [
         "op/epilogue.cuh",
         "end_column <= width || width % 32 == 0;",
         "end_column < width + 64 || width % 32 == 0;",
+    ),
+    Bug(
+        "products",
+        "shares_of_a_gate_exchanged_with_the_next_row",
+        "gemm_few_bf16",
+        "op/epilogue.cuh",
+        "shares > 2 || !gated);",
+        "true);",
     ),
     Bug(
         "products",
@@ -1260,8 +1268,8 @@ BUGS = [
         "pages_of_the_first_node_for_all",
         FEW,
         "op/attention_few.cuh",
-        "pages_next = pages_of(coming.node + 1);",
-        "pages_next = pages_of(coming.node);",
+        "pages_next = pages_of(found + 1);",
+        "pages_next = pages_of(first_node);",
     ),
     Bug(
         "cache",

@@ -116,6 +116,17 @@ def test_activations(text_machine, activation):
     assert comparison.relative_l2 <= 4e-6, comparison
 
 
+@pytest.mark.parametrize("dtype", [np.float16, BF16])
+@pytest.mark.parametrize("rows", [3, 20, 70])
+def test_gated_results_in_16_bits_are_those_in_32_rounded(text_machine, rows, dtype):
+    """For rows of any width, as far as chunks of 16 bytes are aligned and beyond."""
+    for cols in (64, 70, 320):
+        a, b = normal(rows, 40), normal(cols, 40, seed=1)
+        whole = ptxrt.matmul(a, b, activation="swiglu", out_dtype=np.float32)
+        got = ptxrt.matmul(a, b, activation="swiglu", out_dtype=dtype)
+        np.testing.assert_array_equal(got, whole.astype(dtype))
+
+
 @pytest.mark.parametrize("activation", [None, "silu", "swiglu"])
 @pytest.mark.parametrize(
     "format, rule", [("mxfp8", None), ("mxfp8", "floor"), ("mxfp4", None), ("nvfp4", None), ("nvfp4", "four_over_six")]

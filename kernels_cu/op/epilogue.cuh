@@ -112,13 +112,15 @@ struct TypedRows {
         for (int i = 0; i < 16; ++i) values[i / 8][i % 8] += more[i / 8][i % 8];
     }
 
-    // Stores a lane's share, if it is `stored`. Pairs of lanes have neighboring shares, both stored or neither. Called
-    // by the whole warp.
-    __device__ void store_pairs(int64_t row, int column, const float (&values)[2][8], bool stored) const {
+    // Stores a lane's share, if it is `stored`. If `paired`, pairs of lanes have neighboring shares, both stored or
+    // neither. Called by the whole warp.
+    __device__ void store_chunks(int64_t row, int column, const float (&values)[2][8], bool stored, bool paired) const {
         uint8_t *const target = at(row, column);
         const auto in_16_bits = [&](auto element) {
-            tile::store_paired(reinterpret_cast<decltype(element) *>(target), tile::pack(values[0], element),
-                               tile::pack(values[1], element), stored);
+            auto *const first = reinterpret_cast<decltype(element) *>(target);
+            const uint4 low = tile::pack(values[0], element), high = tile::pack(values[1], element);
+            if (paired) tile::store_paired(first, low, high, stored);
+            else if (stored) tile::store(first, low), tile::store(first + 8, high);
         };
         if (type == Type::bf16) in_16_bits(__nv_bfloat16{});
         else if (type == Type::f16) in_16_bits(__half{});
@@ -209,11 +211,12 @@ struct Epilogue {
         const int share_row = tile::lane_item(0) >> log_shares, step = 32 >> log_shares;
         const int share_column = (tile::lane_item(0) << gated) % shares * tile::share_columns;
         const int column = (col + share_column) >> gated, end_column = (col + Staging::columns) >> gated;
-        // Whether each share is stored as a whole, or not at all, with its neighbor.
+        // Whether each share is stored as a whole, or not at all, with its neighbor. A row that has a single share, of
+        // a gate, has no neighbors.
         const bool in_pairs = end_column <= width || width % 32 == 0;
         // What all passes share is opaque to the compiler, which would compute it anew in each.
         const bool adds = residual.there(), adds_chunks = ptx::mov_b32(adds && in_pairs && residual.has_chunks());
-        const bool stores_pairs = ptx::mov_b32(out.there() && in_pairs && out.has_chunks());
+        const bool stores_chunks = ptx::mov_b32(out.there() && in_pairs && out.has_chunks());
         const bool activates = ptx::mov_b32(!gated && activation != Activation::none);
         const int first_place = ptx::mov_b32(Staging::place(min(share_row, 15), share_column));
 #pragma unroll 1
@@ -260,7 +263,7 @@ struct Epilogue {
                 staging.get_at(place, values);
             }
             // The output.
-            if (out.there() && in_pairs && out.has_chunks()) out.store_pairs(row_here, column, values, stored);
+            if (stores_chunks) out.store_chunks(row_here, column, values, stored, shares > 2 || !gated);
             else if (out.there())
                 each_element([&](float value, int row, int column) { out.store(row, column, value); });
             if (quantized.format != EndingFormat::none) {

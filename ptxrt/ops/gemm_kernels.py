@@ -407,6 +407,7 @@ def few_cases(one) -> list[dict]:
         one(9, 40, 5120, out_f32=True),  # pages of scales in one piece, but for runs that begin amid a page
         one(16, 40, 576, 2, out_bf16=True, bias_f32=True, activation=4),
         one(33, 136, 96, width=68, out_f32=True, activation=5, alpha=0.125),
+        one(33, 192, 96, width=96, out_bf16=True, activation=5, alpha=0.125),  # shares of a gate, stored in chunks
         *(
             one(40, 96, 160, ending=end, swizzled=swizzled)
             for end, swizzled in (("mxfp8", 0), ("nvfp4", 1), ("mxfp4", 1))
