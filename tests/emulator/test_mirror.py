@@ -10,7 +10,7 @@ from ptxrt.emulator.instruction import FAMILIES
 ROOT = Path(__file__).resolve().parents[2]
 HEADERS = ROOT / "kernels_cu" / "ptx"
 #: Families without a header: nvcc emits them itself. (target.cuh is the header that guards targets.)
-COMPILER_ONLY = {"alu", "video", "control", "system"}
+COMPILER_ONLY = {"video", "system"}
 #: Further headers of a family, besides the one with its name.
 MORE = {"mma_plain": "mma"}
 #: Families that the emulator has although no kernel of the collection uses them, and why.
