@@ -1329,6 +1329,14 @@ BUGS = [
     ),
     Bug(
         "cache",
+        "a_shared_chunk_whose_warps_wait_at_another_barrier",
+        FEW,
+        "op/attention_few.cuh",
+        "ptx::bar_sync(1 + tile, 2 * 32);",
+        "ptx::bar_sync(2 + tile, 2 * 32);",
+    ),
+    Bug(
+        "cache",
         "a_shared_chunk_written_by_the_first_warp",
         FEW,
         "op/attention_few.cuh",

@@ -14,6 +14,7 @@
 #include "../kernel.cuh"
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
+#include "../ptx/named_barrier.cuh"
 #include "../ptx/target.cuh"
 #include "../ptx/warp.cuh"
 #include "../tile/cached_rows.cuh"
@@ -437,7 +438,6 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                                  query_of(first_row + tile::accumulator_row(2))};
     const uint32_t of_columns = tile::address_b(*reinterpret_cast<Columns *>(arena)) - arena_address;
     int read = ring.begin;    // offset of the slot that is read next
-    int handed_over = 0;      // states of shared chunks that this warp waited for
     int empty = ring.slots;   // slots to fill: at first all, then the one that was read last
 
     // Fills the ring, and waits for its oldest slot.
@@ -477,11 +477,12 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 to.row_sum(half) = softmax.row_sum[0][half];
             }
         };
-        // The state of the softmax after a tile of a shared chunk, which the warp of the next tile continues.
+        // The state of the softmax after a tile of a shared chunk, which the warp of the next tile continues. Each pair
+        // of neighbors has a barrier of its own, so that no other warp waits.
         const auto state_of = [&](int tile) ->
             typename Tiling::State & { return *reinterpret_cast<typename Tiling::State *>(shared.arena[tile].bytes); };
         const auto continue_after = [&](int tile) {
-            for (; handed_over <= tile - first_tile; ++handed_over) ptx::bar_sync();   // this warp sees that state
+            ptx::bar_sync(1 + tile, 2 * 32);   // this warp sees that state
             typename Tiling::State &from = state_of(tile);
 #pragma unroll
             for (int j = 0; j < columns; ++j) {
@@ -629,9 +630,9 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             }
         }
         ptx::bar_warp_sync();   // all lanes have read what was copied or expanded last
-        if (shares) {
-            if (warp >= first_tile && warp < end_tile - 1 && node == 0) send(state_of(warp), 0);
-            for (; handed_over < end_tile - 1 - first_tile; ++handed_over) ptx::bar_sync();   // the next warp sees it
+        if (shares && node == 0 && warp >= first_tile && warp < end_tile - 1) {
+            send(state_of(warp), 0);
+            ptx::bar_sync(1 + warp, 2 * 32);   // the next warp sees it
         }
         softmax.finish();
 #pragma unroll

@@ -1,0 +1,12 @@
+// Barriers of some warps of a block.
+#pragma once
+
+namespace ptx {
+
+// `threads` threads arrive at one of the barriers 1 to 15; what any of them wrote to shared or global memory before is
+// visible to all after. A warp arrives as a whole.
+__device__ inline void bar_sync(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+}   // namespace ptx
