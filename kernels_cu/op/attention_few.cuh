@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "../kernel.cuh"
+#include "../ptx/access.cuh"
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/named_barrier.cuh"
@@ -42,6 +43,20 @@ struct CachedArray {
     __device__ bool has_columns() const {
         return tile_dim > 0 && format != RowFormat::plain;
     }   // whether units of values are columns of V: see tile::CachedUnits
+};
+
+// A problem that divides by the group only if a sequence may have several queries.
+struct FewProblem : Problem {
+    using Problem::Problem;
+    __device__ int query_of(int row) const { return queries == 1 ? 0 : Problem::query_of(row); }
+    __device__ int group_of(int row) const { return queries == 1 ? row : Problem::group_of(row); }
+    __device__ size_t at(const StridesQ &strides, int row) const {
+        return Problem::at(strides, query_of(row), group_of(row));
+    }
+    __device__ size_t row_at(int row) const {
+        return (size_t(batch * options.heads_kv + head) * options.group + group_of(row)) * options.queries +
+               first_query + query_of(row);
+    }
 };
 
 // What the entry takes besides queries and options.
@@ -98,8 +113,9 @@ struct FewTiling {
     static constexpr int arena_bytes = tile::few_arena_bytes<dim>;
 
     // The units of rows that a warp copies, waits for and multiplies at once: as many as leave three such batches in
-    // the ring. O of larger heads leaves registers for one unit alone.
-    static constexpr int batch_bytes = (arena_bytes - int(sizeof(Node))) / 3;
+    // the ring, or two in a large one. O of larger heads leaves registers for one unit alone.
+    static constexpr int batches = ptx::shared_bytes_per_block > 128 * 1024 ? 2 : 3;
+    static constexpr int batch_bytes = (arena_bytes - int(sizeof(Node))) / batches;
     template <class Format>
     static constexpr int batch = dim > 128                                                ? 1
                                  : 4 * Units::template row_bytes<Format>() <= batch_bytes ? 4
@@ -146,17 +162,13 @@ struct FewRing {
         }
         ring.slot_bytes = max(k_bytes, v_bytes);
         const int room = Tiling::arena_bytes - ring.begin;   // divisions take as long as a copy
-        ring.slots = room >= 8 * ring.slot_bytes   ? 8
-                     : room >= 4 * ring.slot_bytes ? 4
-                     : room >= 3 * ring.slot_bytes ? 3
-                                                   : 2;
+        ring.slots = room >= 4 * ring.slot_bytes ? 4 : room >= 3 * ring.slot_bytes ? 3 : 2;
         return ring;
     }
 
     // Waits until the oldest batch has landed, with `slots` - 1 behind it in flight.
     __device__ void wait() const {
-        if (slots == 8) ptx::cp_async_wait_group<7>();
-        else if (slots == 4) ptx::cp_async_wait_group<3>();
+        if (slots == 4) ptx::cp_async_wait_group<3>();
         else if (slots == 3) ptx::cp_async_wait_group<2>();
         else ptx::cp_async_wait_group<1>();
     }
@@ -168,18 +180,18 @@ template <int units>
 struct UnitCursor {
     static constexpr int chunk_tiles = chunk_keys / (units * tile::cached_rows);
     static_assert(chunk_tiles == node_chunks, "each warp gets a tile of a shared chunk");
-    int node, end_node, first_tile, end_tile, warp;
+    int node, end_node, step, first_tile, end_tile, warp;   // step: from node to node
     bool shares;
     int tile, tiles_end, part;   // tile; end of the warp's tiles of the node; unit of the tile
 
-    __device__ UnitCursor(int first_node, int end_node, int first_tile, int end_tile, int warp, bool shares)
-        : node(first_node - 1), end_node(end_node), first_tile(first_tile), end_tile(end_tile), warp(warp),
-          shares(shares), part(0) {
+    __device__ UnitCursor(int first_node, int end_node, int step, int first_tile, int end_tile, int warp, bool shares)
+        : node(first_node - step), end_node(end_node), step(step), first_tile(first_tile), end_tile(end_tile),
+          warp(warp), shares(shares), part(0) {
         next_node();
         settle();
     }
     __device__ void next_node() {
-        ++node;
+        node += step;
         const int first = node * node_chunks * chunk_tiles + (shares ? 1 : chunk_tiles) * warp;
         tile = max(first, first_tile);
         tiles_end = min(first + (shares ? 1 : chunk_tiles), end_tile);
@@ -210,10 +222,72 @@ __device__ inline void move_up(Fragment (&s)[count]) {
         for (int i = 0; i < 4; ++i) s[j][i] = s[j + by][i];
 }
 
+// s[j] = s[(j + 1) % count].
+template <int count, class Fragment>
+__device__ inline void rotate(Fragment (&s)[count]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const auto first = s[0][i];
+#pragma unroll
+        for (int j = 0; j + 1 < count; ++j) s[j][i] = s[j + 1][i];
+        s[count - 1][i] = first;
+    }
+}
+
+// Hides the keys of the tile that starts at `first_key` from the rows g + 8 half if their query does not see them.
+template <int half, int tiles>
+__device__ inline void hide_keys(tile::Accumulator (&s)[1][tiles], const Problem &problem, int query, int first_key) {
+    using Keys = tile::NaturalKeys;
+    const int lane_key = first_key + Keys::key(0, tile::accumulator_column(0));
+    const int begin = problem.first_visible(query) - lane_key, end = problem.end_visible(query) - lane_key;
+#pragma unroll
+    for (int j = 0; j < tiles; ++j)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            float &score = s[0][j][2 * half + i];
+            score = Keys::key(j, i) < end ? score : -INFINITY;
+        }
+    if (problem.options.left >= problem.keys) return;   // no window
+#pragma unroll
+    for (int j = 0; j < tiles; ++j)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            float &score = s[0][j][2 * half + i];
+            score = Keys::key(j, i) >= begin ? score : -INFINITY;
+        }
+}
+
+// What softmax.take(s, factor) does, for the rows g + 8 half alone.
+template <int half, class Softmax, int tiles>
+__device__ __forceinline__ void take_half(Softmax &softmax, tile::Accumulator (&s)[1][tiles], float factor) {
+    float &max = softmax.row_max[0][half], &sum = softmax.row_sum[0][half];
+    float most = fmaxf(s[0][0][2 * half], s[0][0][2 * half + 1]);
+#pragma unroll
+    for (int j = 1; j < tiles; ++j) most = fmaxf(most, fmaxf(s[0][j][2 * half], s[0][j][2 * half + 1]));
+    most *= factor;
+    if (ptx::vote_sync_any(most > max + softmax.headroom)) {
+        most = tile::reduce_row(most, [](float a, float b) { return fmaxf(a, b); });
+        most = most > max + softmax.headroom ? Softmax::whole(most) : max;
+        const float under_new = Softmax::rescale(max, most);
+        max = most;
+        sum *= under_new;
+#pragma unroll
+        for (auto &values : softmax.o[0]) values[2 * half] *= under_new, values[2 * half + 1] *= under_new;
+    }
+    const Exponents exponents(max);
+#pragma unroll
+    for (auto &scores : s[0])
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+            scores[i] = exponents.weight(scores[i], factor);
+            sum += scores[i];
+        }
+}
+
 // Writes the outputs of rows first_row .. end_row - 1 of a problem with one node. Eight threads have a row. dim_v is a
 // multiple of merge_columns.
 template <int dim>
-__device__ inline void finish_rows(const Problem &problem, const FinishedRows<dim> &rows, int first_row, int end_row,
+__device__ inline void finish_rows(const FewProblem &problem, const FinishedRows<dim> &rows, int first_row, int end_row,
                                    const FewEnding &ending) {
     constexpr int row_threads = 8;
     const AttentionOptions &options = problem.options;
@@ -266,14 +340,11 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     using Columns = typename Units::Columns;
     constexpr int dim = Tiling::dim, units = Tiling::units, columns = dim / tile::mma_columns;
     // The rows of this block.
-    const Problem problem(options, uint3(blockIdx));
+    const FewProblem problem(options, uint3(blockIdx));
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows), warp = threadIdx.x / 32;
-    const auto query_of = [&](int row) {
-        return problem.queries == 1 ? 0 : problem.query_of(row);
-    };   // saves divisions
-    const int first_query = query_of(first_row), last_query = query_of(end_row - 1);
+    const int first_query = problem.query_of(first_row), last_query = problem.query_of(end_row - 1);
 
     // The keys that any row sees, and the keys that all rows see.
     const int first_key = problem.first_visible(first_query), end_key = max(problem.end_visible(last_query), first_key);
@@ -281,9 +352,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     const int end_tile = ceil_div(end_key, Tiling::keys);
     const int first_tile = end_key > first_key ? first_key / Tiling::keys : end_tile;
 
-    // The nodes of this split.
-    const int run = options.splits == 1 ? cached.nodes : ceil_div(cached.nodes, options.splits);
-    const int first_node = problem.split * run, end_node = min(first_node + run, cached.nodes);
+    // The nodes of this split: every `splits`-th, so that all splits have work if there are fewer keys than nodes for.
+    const int first_node = problem.split, end_node = cached.nodes, node_step = options.splits;
 
     // Where rows of keys and values are in memory.
     const PageTable table = cached.block_table ? PageTable(cached.block_table + blockIdx.z * cached.table_stride,
@@ -306,7 +376,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     const int ring_end = ring.begin + ring.slots * ring.slot_bytes;
     // The warps share a single chunk, one tile each. The state of the softmax then goes from warp to warp.
     const bool shares = end_tile <= UnitCursor<units>::chunk_tiles && end_tile - first_tile > 1;
-    UnitCursor<units> coming(first_node, end_node, first_tile, end_tile, warp, shares);
+    UnitCursor<units> coming(first_node, end_node, node_step, first_tile, end_tile, warp, shares);
     int filled = ring.begin;   // offset of the next slot
     // The pages of the units of this warp's chunk of a node: lanes i and i + 16 hold that of unit i. They are loaded
     // one node ahead.
@@ -391,7 +461,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             if (found != coming.node) {
                 found = coming.node;
                 find_units(found * node_chunks + (shares ? 0 : warp));
-                pages_next = pages_of(found + 1);
+                pages_next = pages_of(found + node_step);
             }
             const bool keys = coming.part < units;
             const int batch = keys ? ring.k_batch : ring.v_batch;
@@ -434,8 +504,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                         (cached.k_global ? cached.k_global[cached.levels == 1 ? 0 : problem.head] : 1.0f);
     const float factor = score_factor(problem, scale), value_lift = tile::lift_of(cached.v.format);
     const bool natural_columns = cached.v.format == RowFormat::plain || cached.v.has_columns();
-    const int lane_queries[2] = {query_of(first_row + tile::accumulator_row(0)),
-                                 query_of(first_row + tile::accumulator_row(2))};
+    const int lane_queries[2] = {problem.query_of(first_row + tile::accumulator_row(0)),
+                                 problem.query_of(first_row + tile::accumulator_row(2))};
     const uint32_t of_columns = tile::address_b(*reinterpret_cast<Columns *>(arena)) - arena_address;
     int read = ring.begin;    // offset of the slot that is read next
     int empty = ring.slots;   // slots to fill: at first all, then the one that was read last
@@ -461,7 +531,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     // All nodes: the softmax over the warp's tiles, then the sum of the four warps.
     UnitCursor<units> here = coming;
 #pragma unroll 1
-    for (int node = first_node; node < end_node; ++node) {
+    for (int node = first_node; node < end_node; node += node_step) {
         OnlineSoftmax<1, dim> softmax;
         softmax.start();
         // Stores columns of O from column tile `first` on, and maxima and sums.
@@ -516,7 +586,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 if (step < units) {
                     tile::with_format<Element>(cached.k.format, [&](auto of) {
                         constexpr int groups = 2 * Tiling::template batch<decltype(of)>;
-                        constexpr int at_once = dim > 128 ? 1 : groups < 4 ? groups : 4;
+                        constexpr int at_once = dim > 128 ? 1 : groups;
                         move_up<groups>(s[0]);
 #pragma unroll
                         for (int group = 0; group < groups; group += at_once) {
@@ -528,9 +598,18 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                     });
                     if (step + batch < units) continue;
                     if (shares && here.tile > first_tile) continue_after(here.tile - 1);
-                    if (!common || problem.transforms_scores())
-                        mask_scores<tile::NaturalKeys>(s, problem, first_row, tile_key, scale);
-                    softmax.take(s, factor);
+                    if (problem.transforms_scores())
+                        transform_scores<tile::NaturalKeys>(
+                            s, problem,
+                            [&](int, int half) {
+                                return min(first_row + tile::accumulator_row(2 * half), problem.rows - 1);
+                            },
+                            tile_key, scale);
+                    static_for<2>([&](auto half) {
+                        if (half == 1 && end_row - first_row <= 8) return;   // without such rows
+                        if (!common) hide_keys<half>(s, problem, lane_queries[half], tile_key);
+                        take_half<half>(softmax, s, factor);
+                    });
 #pragma unroll
                     for (int i = 0; i < units; ++i)
                         tile::accumulators_to_a(p[i], s[0][2 * i], s[0][2 * i + 1], Element{});
@@ -555,16 +634,17 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                         constexpr int batch = Tiling::template batch<decltype(of)>;
                         constexpr int bytes = Units::template row_bytes<decltype(of)>();
                         if (!isolates) {
-#pragma unroll
-                            for (int i = 0; i < batch; ++i) {
+                            const int end = ptx::of_this_branch(batch);   // else the first iteration stands apart
+#pragma unroll 1
+                            for (int i = 0; i < end; ++i) {
                                 Units::for_values(
                                     slot + i * bytes, v_packed,
                                     [&](int j, const tile::FragmentB &b) {
-                                        tile::multiply(softmax.o[0][j], p[i], b, Element{});
+                                        tile::multiply(softmax.o[0][j], p[0], b, Element{});
                                     },
                                     of);
+                                rotate(p);
                             }
-                            move_up<batch>(p);
                             return;
                         }
 #pragma unroll 1

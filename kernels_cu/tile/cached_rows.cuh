@@ -22,6 +22,7 @@
 #include "../ptx/access.cuh"
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
+#include "../ptx/cp_async_all.cuh"
 #include "../ptx/cvt.cuh"
 #include "../ptx/target.cuh"
 #include "../ptx/warp.cuh"
@@ -37,7 +38,9 @@ constexpr int cached_rows = 16;   // keys of a unit
 // Bytes of shared memory of each warp in attention of few queries. With heads of up to 128, two blocks of four warps
 // fit a multiprocessor. Larger rings, where they fit, hide the memory latency of a Hopper.
 template <int dim>
-constexpr int few_arena_bytes = dim <= 128 && ptx::shared_bytes_per_block <= 128 * 1024 ? 11520 : 23040;
+constexpr int few_arena_bytes = dim > 128                                   ? 23040
+                                : ptx::shared_bytes_per_block <= 128 * 1024 ? 11520
+                                                                            : 26880;
 
 // The formats of rows, as numbered by scalars of entries: values in 16 bits, or codes with scales.
 enum class RowFormat { plain, mxfp8, mxfp4, nvfp4 };
@@ -92,7 +95,7 @@ __device__ inline void e2m1_pairs(uint32_t word, uint32_t (&pairs)[4], Factors..
 
 // Rows in 16 bits.
 struct CachedPlain {
-    static constexpr int bits = 16;
+    static constexpr int bits = 16, block = 1 << 16;   // without scales
 };
 
 // The block formats. block: values per scale; chunk_values: values in 16 bytes of codes. scales() converts the bytes of
@@ -310,44 +313,62 @@ struct CachedUnits {
         // No part of the addresses may occupy registers from one batch to the next.
         const unsigned lane = ptx::of_this_branch(ptx::laneid()), row = lane / row_chunks;
         const int chunk = lane % row_chunks;
-        uint32_t target = slot + 16 * place(row_chunks, keys, row, chunk);   // units are 128-byte aligned
-        const unsigned long long offset = row * static_cast<unsigned long long>(codes.stride) + 16 * chunk;
+        const uint32_t target = slot + 16 * place(row_chunks, keys, row, chunk);   // units are 128-byte aligned
+        const unsigned long long offset = row * static_cast<unsigned long long>(codes.stride) + 16 * chunk,
+                                 step = rows * static_cast<unsigned long long>(codes.stride);
+        // The target of a round of a unit. What it adds to the row has no bit that is set in row >> shift.
+        const auto target_of = [&](int i, int round) {
+            constexpr int mask = (row_chunks < 8 ? row_chunks : 8) - 1, shift = row_chunks >= 8   ? 0
+                                                                                : row_chunks == 4 ? 1
+                                                                                                  : 2;
+            return (target ^ 16 * (rows * round >> shift & mask)) + 512 * round + i * row_bytes<Format>();
+        };
+        // Scales are copied in words: this lane's word of a row, and its addresses.
+        constexpr int of_row = scale_words<Format>, scale_rounds = ceil_div(cached_rows * of_row, 32);
+        const unsigned scale_row = lane / of_row, word = lane % of_row;
+        const bool pairs = packable<Format> && packed, has_word = scale_rounds > 1 || lane < cached_rows * of_row;
+        const unsigned long long scale_offset =
+            (pairs ? scale_row & ~1u : scale_row) * static_cast<unsigned long long>(scales.stride) + 4 * word;
+        const unsigned long long scale_step = 32 / of_row * static_cast<unsigned long long>(scales.stride);
+        const uint32_t scale_target = slot + cached_rows * dim * Format::bits / 8 + 4 * lane;
+        if (begin <= 0 && end >= batch * cached_rows && codes.present == row_chunks &&
+            (Format::bits == 16 || pairs || scales.present >= 4 * of_row)) {   // nothing is missing
+#pragma unroll
+            for (int i = 0; i < batch; ++i) {
+                const char *from = codes_of(i) + offset;
+#pragma unroll
+                for (int round = 0; round < cached_rows / rows; ++round, from += step)
+                    ptx::cp_async_cg_16_all(target_of(i, round), from);
+                if constexpr (Format::bits < 16) {
+                    from = scales_of(i) + scale_offset;
+#pragma unroll
+                    for (int round = 0; round < scale_rounds; ++round, from += scale_step)
+                        if (has_word)
+                            ptx::cp_async_ca_4_all(scale_target + i * row_bytes<Format>() + 128 * round, from);
+                }
+            }
+            return;
+        }
         // Rows from the first one of this lane that is copied, and how many rows behind that are.
-        unsigned from_begin = row - begin, shown = chunk < codes.present ? end - begin : 0;
+        const unsigned from_begin = row - begin, shown = chunk < codes.present ? end - begin : 0;
 #pragma unroll 1
         for (int i = 0; i < batch; ++i) {
-            const char *from = ptx::of_this_branch(codes_of(i) + offset);
-#pragma unroll
-            for (int round = 0; round < cached_rows / rows; ++round) {
-                constexpr int mask = (row_chunks < 8 ? row_chunks : 8) - 1, shift = row_chunks >= 8   ? 0
-                                                                                    : row_chunks == 4 ? 1
-                                                                                                      : 2;
-                const int turned = rows * round >> shift & mask;   // no bit of which is set in row >> shift
-                ptx::cp_async_cg_16_if(from_begin + rows * round < shown, (target ^ 16 * turned) + 512 * round, from);
-                from += rows * static_cast<unsigned long long>(codes.stride);
-            }
+            const char *from = codes_of(i) + offset;
+#pragma unroll 1
+            for (int round = 0; round < cached_rows / rows; ++round, from += step)
+                ptx::cp_async_cg_16_if(from_begin + 16 * i + rows * round < shown, target_of(i, round), from);
             if constexpr (Format::bits < 16) {
-                constexpr int of_row = scale_words<Format>, rounds = ceil_div(cached_rows * of_row, 32);
-                const unsigned scale_row = lane / of_row;
-                const int bytes = scales.present - 4 * int(lane % of_row);
-                const bool pairs = packable<Format> && packed;
-                const char *from =
-                    scales_of(i) +
-                    (pairs ? scale_row & ~1u : scale_row) * static_cast<unsigned long long>(scales.stride) +
-                    4 * (lane % of_row);
-                const uint32_t to = slot + i * row_bytes<Format>() + cached_rows * dim * Format::bits / 8 + 4 * lane;
-#pragma unroll
-                for (int round = 0; round < rounds; ++round) {
+                from = scales_of(i) + scale_offset;
+#pragma unroll 1
+                for (int round = 0; round < scale_rounds; ++round, from += scale_step) {
                     const int at = 16 * i + int(scale_row) + 32 / of_row * round;
-                    if (rounds > 1 || lane < cached_rows * of_row)
-                        ptx::cp_async_ca<4>(to + 128 * round,
-                                            from + 32 / of_row * round * static_cast<unsigned long long>(scales.stride),
+                    if (has_word)
+                        ptx::cp_async_ca<4>(scale_target + i * row_bytes<Format>() + 128 * round, from,
                                             pairs                     ? 4
-                                            : at >= begin && at < end ? max(min(bytes, 4), 0)
+                                            : at >= begin && at < end ? max(min(scales.present - 4 * int(word), 4), 0)
                                                                       : 0);
                 }
             }
-            target += row_bytes<Format>(), from_begin += cached_rows;
         }
     }
 
@@ -401,26 +422,34 @@ struct CachedUnits {
     __device__ static void multiply_keys(Accumulator (&sum)[groups], const char *units, int group, bool packed,
                                          Query &&q, Format) {
         const int key = ptx::laneid() / 4, first = ptx::laneid() % 4 * (dim / 4);
-        constexpr int at_once = dim / 4 < 128 / Format::bits ? dim / 4 : 128 / Format::bits;   // values of a load
-        constexpr int unrolled = dim <= 128 ? dim / 4 / at_once : 1;   // O of larger heads needs the registers
-        KeyScales<Format, at_once> scales[groups];
+        // Values of a load, and loads in the code: rolled loops keep the code of a tile within the instruction cache.
+        constexpr int most = dim <= 128 && Format::bits < 16 ? 16 : 128 / Format::bits;
+        constexpr int at_once = dim / 4 < most ? dim / 4 : most;
+        constexpr int unrolled = dim <= 128 && Format::bits == 16 ? dim / 4 / at_once : 1;
+        using Scales = KeyScales<Format, at_once>;
+        Scales scales[groups];
+        const auto unit_of = [&](int j) { return units + (group + j) / 2 * row_bytes<Format>(); };
+        const auto row_of = [&](int j) { return 8 * ((group + j) % 2) + key; };
+        const auto load_scales = [&](int value) {
+#pragma unroll
+            for (int j = 0; j < groups; ++j) scales[j].load(unit_of(j), row_of(j), first + value, packed);
+        };
+        if constexpr (Scales::once) load_scales(0);
 #pragma unroll unrolled
         for (int value = 0; value < dim / 4; value += at_once) {
+            if constexpr (!Scales::once) load_scales(value);
             Share<at_once * Format::bits / 32> words[groups];
 #pragma unroll
-            for (int j = 0; j < groups; ++j) {
-                const char *unit = units + (group + j) / 2 * row_bytes<Format>();
-                const int row = 8 * ((group + j) % 2) + key;
-                words[j] = share<Format, at_once>(unit, true, row, (first + value) / at_once);
-                scales[j].load(unit, row, first + value, value, packed);
-            }
+            for (int j = 0; j < groups; ++j)
+                words[j] = share<Format, at_once>(unit_of(j), true, row_of(j), (first + value) / at_once);
 #pragma unroll
             for (int eight = 0; eight < at_once / 8; ++eight) {
                 const FragmentA &even = q(value / 4 + 2 * eight), &odd = q(value / 4 + 2 * eight + 1);
 #pragma unroll
                 for (int j = 0; j < groups; ++j) {
                     uint32_t pairs[4];
-                    pairs_of_row<Format>(words[j].word + eight * Format::bits / 4, scales[j].of(8 * eight), pairs);
+                    pairs_of_row<Format>(words[j].word + eight * Format::bits / 4, scales[j].of(value + 8 * eight),
+                                         pairs);
                     multiply(sum[j], even, FragmentB{pairs[0], pairs[1]}, Element{});
                     multiply(sum[j], odd, FragmentB{pairs[2], pairs[3]}, Element{});
                 }
@@ -553,31 +582,30 @@ private:
         return *scales_of<Format>(unit, row, value, packed);
     }
 
-    // The factors of `values` values of a row of keys, as pairs of equal ones.
+    // The factors of a quarter of a row of keys. They are converted two at once, before the loop over its values if
+    // there are at most two. of() is a pair of equal ones.
     template <class Format, int values>
     struct KeyScales {
-        static constexpr int count = values > Format::block ? values / Format::block : 1;
-        uint32_t pair[count];
+        static constexpr int blocks = dim / 4 / Format::block;   // of a quarter; 0: it is part of a block
+        static constexpr bool once = blocks <= 2;
+        static_assert(once || values == 2 * Format::block, "a load needs two factors");
+        uint32_t two;
 
-        // Loads those from value `from` of a row on, unless the block has them already. `at` is `from` without what
-        // depends on the lane.
-        __device__ void load(const char *unit, int row, int from, int at, bool packed) {
-            if constexpr (values < Format::block)
-                if (at % Format::block != 0) return;
+        // Loads those from value `from` of a row on.
+        __device__ void load(const char *unit, int row, int from, bool packed) {
             const uint8_t *first = scales_of<Format>(unit, row, from, packed);
-            if constexpr (count == 1) {
-                pair[0] = Format::scales(*first * 0x101u);
-            } else {
-                static_assert(count == 2, "two bytes are a pair");
-                const uint32_t both = Format::scales(*reinterpret_cast<const uint16_t *>(first));
-                pair[0] = __byte_perm(both, both, 0x1010), pair[1] = __byte_perm(both, both, 0x3232);
-            }
+            two = Format::scales(blocks < 2 ? *first * 0x101u : *reinterpret_cast<const uint16_t *>(first));
         }
-        __device__ uint32_t of(int value) const { return pair[value / Format::block]; }
+        // Those of value `at` of the quarter.
+        __device__ uint32_t of(int at) const {
+            if constexpr (blocks < 2) return two;
+            else return __byte_perm(two, two, at & Format::block ? 0x3232 : 0x1010);
+        }
     };
     template <int values>
     struct KeyScales<CachedPlain, values> {
-        __device__ void load(const char *, int, int, int, bool) {}
+        static constexpr bool once = true;
+        __device__ void load(const char *, int, int, bool) {}
         __device__ uint32_t of(int) const { return 0; }
     };
 

@@ -36,11 +36,16 @@ def nodes_of(keys: int) -> int:
 
 
 def splits_of_nodes(nodes: int, blocks: int, multiprocessors: int, requested: int | None = None) -> int:
-    """Return how many runs the nodes are split into: `requested`, at most, or else enough to fill the device. A run
-    takes `blocks` blocks.
+    """Return into how many parts the nodes are split: `requested`, at most, or else enough to fill the device. A part
+    takes `blocks` blocks and has every so-many-th node.
     """
-    if requested is None:  # eight blocks to a multiprocessor hide starts and ends
-        requested = -(-8 * multiprocessors // max(blocks, 1))
+    if requested is None:
+        # Two blocks to a multiprocessor, if they all start at once and none has much more to do than the average.
+        requested = 2 * multiprocessors // max(blocks, 1)
+        run = -(-nodes // max(min(requested, nodes), 1))
+        longest = run * -(-blocks * -(-nodes // run) // multiprocessors)
+        if not requested or 10 * longest * multiprocessors > 11 * nodes * blocks:
+            requested = -(-8 * multiprocessors // max(blocks, 1))  # else eight, which hide starts and ends
     return -(-nodes // -(-nodes // max(min(requested, nodes), 1)))
 
 
@@ -351,8 +356,8 @@ def attention_few(
     and partial is not written. `attention_merge` finishes. With a single node this kernel can finish itself: out_*,
     lse, merged_max and merged_sum are then the results of `attention_merge` for sinks, v_global (one factor, or one for
     each of heads_kv) and, without a soft cap, row_shift.
-    row_shift: added to the scaled scores of a row before a soft cap; not used without one. splits: how many runs of
-    nodes have blocks of their own; no result depends on it.
+    row_shift: added to the scaled scores of a row before a soft cap; not used without one. splits: every splits-th
+    node has the same blocks; no result depends on it.
     """
     row_max[:], row_sum[:] = -np.inf, 0
     page, sequences = k.shape[2], next((len(x) for x in (block_table, key_ends, query_starts) if x is not None), len(q))

@@ -188,8 +188,8 @@ def attention_paged(
         normalize: As in `attention`.
         layout: As in `attention`.
         out_dtype: float32, float16 or bfloat16; None is q's.
-        splits: The most runs of keys with blocks of their own; a run is a multiple of 1024 keys. None takes a number
-            that suits the device. Results do not depend on it.
+        splits: The most parts of the keys with blocks of their own; a part has whole runs of 1024 keys. None takes a
+            number that suits the device. Results do not depend on it.
         out: An array of the output's shape to write to.
         stream: A stream of the device; None is the library's own. Values of block_table, key_lengths and cu_seqlens_q
             on a device are not checked, so that a graph of a call serves all lengths up to the table's width.
