@@ -710,7 +710,7 @@ BUGS = [
         "sums_of_a_block_without_its_scale",
         NVFP4,
         "op/weights.cuh",
-        "row_sum[half] = fmaf(scales[half][h], sum_of(values), row_sum[half])",
+        "row_sum[half] = fmaf(scales[2 * half + h], sum_of(values), row_sum[half])",
         "row_sum[half] += sum_of(values)",
     ),
     Bug(
@@ -726,8 +726,8 @@ BUGS = [
         "values_of_the_next_tile",
         NVFP4,
         "op/attention_blocks.cuh",
-        "(p, before.v()); if (Tiling::has_sum_loop)",
-        "(p, stage.v()); if (Tiling::has_sum_loop)",
+        "(p, before.v()); if (Tiling::releases_in_branch(sums))",
+        "(p, stage.v()); if (Tiling::releases_in_branch(sums))",
     ),
     Bug(
         "blocks",
@@ -858,6 +858,14 @@ BUGS = [
         "op/problem.cuh",
         "first_key = options.key_starts ? options.key_starts[sequence] : 0;",
         "first_key = 0;",
+    ),
+    Bug(
+        "options",
+        "a_walk_that_stays_at_the_query",
+        PRODUCT,
+        "op/attention.cuh",
+        "head -= group; at += next_query;",
+        "head -= group;",
     ),
     Bug(
         "options",

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "../kernel.cuh"
+#include "../ptx/alu.cuh"
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../tile/attention_shape.cuh"
@@ -13,6 +14,7 @@
 #include "../tile/fragment.cuh"
 #include "../tile/search.cuh"
 #include "../tile/shared.cuh"
+#include "../tile/walked_chunks.cuh"
 #include "problem.cuh"
 #include "sequences.cuh"
 #include "softmax.cuh"
@@ -49,6 +51,7 @@ struct Tiling : tile::AttentionShape<dim_, one_slice> {
     static constexpr int slices = Shape::slices, warps = Shape::warps, keys = Shape::keys;
     static constexpr bool keeps_q = Shape::keeps_q;
     static constexpr bool copies_early = one_slice;
+    static constexpr bool walks_rows = true;                // see store_rows
     static constexpr bool fills_q = one_slice && keeps_q;   // Q stays in registers, its buffer is one more stage
     static constexpr int stages = fills_q ? 3 : 2;          // one is read while the others fill
     static constexpr int threads = 32 * warps;
@@ -74,8 +77,35 @@ struct Tiling : tile::AttentionShape<dim_, one_slice> {
     static_assert(sizeof(Shared) <= Shape::shared_bytes, "the tiles fit");
 };
 
+// Walks through every `step`-th row of a problem in an array, from `row` on. Only the first needs a division into query
+// and head.
+template <class Element>
+struct RowWalker {
+    Element *at;
+    long long row_step, next_query;
+    int head, group, group_step;
+
+    __device__ RowWalker(Element *array, const StridesQ &strides, const Problem &problem, int row, int step)
+        : group(problem.options.group) {
+        group_step = problem.group_of(step);
+        head = problem.group_of(row);
+        at = array + problem.at(strides, problem.query_of(row), head);
+        row_step = problem.query_of(step) * strides.query + group_step * strides.group;
+        next_query = strides.query - group * strides.group;
+    }
+
+    __device__ void advance() {
+        at += row_step;
+        head += group_step;
+        if (head >= group) {
+            head -= group;
+            at += next_query;
+        }
+    }
+};
+
 // Starts copying a problem's rows of Q from `first_row` on; missing rows and columns become zeros. A thread copies one
-// chunk of several rows. Only its first row needs a division into query and head. Called by the whole block.
+// chunk of several rows. Called by the whole block.
 template <class Element, int threads, class Tile>
 __device__ inline void copy_queries(Tile &target, const Element *q, const StridesQ &strides, const Problem &problem,
                                     int first_row) {
@@ -84,22 +114,11 @@ __device__ inline void copy_queries(Tile &target, const Element *q, const Stride
     if (threadIdx.x >= lanes) return;
     const int first = threadIdx.x / columns, chunk = threadIdx.x % columns,
               column = chunk * tile::elements_per_chunk<Element>;
-    const int group = problem.options.group, group_step = problem.group_of(step);
     const bool present = column < problem.options.dim;
-    int head = problem.group_of(first_row + first);
-    const Element *source = q + problem.at(strides, problem.query_of(first_row + first), head) + (present ? column : 0);
-    const long long row_step = problem.query_of(step) * strides.query + group_step * strides.group;
-    const long long next_query = strides.query - group * strides.group;
+    RowWalker<const Element> source(q + (present ? column : 0), strides, problem, first_row + first, step);
 #pragma unroll 4
-    for (int row = first; row < Tile::rows; row += step) {
-        ptx::cp_async_cg_16(target.address(row, chunk), source, present && first_row + row < problem.rows);
-        source += row_step;
-        head += group_step;
-        if (head >= group) {
-            head -= group;
-            source += next_query;
-        }
-    }
+    for (int row = first; row < Tile::rows; row += step, source.advance())
+        ptx::cp_async_cg_16(target.address(row, chunk), source.at, present && first_row + row < problem.rows);
 }
 
 // Copies rows of K or V into the stages, one tile of keys after another. A thread copies one chunk of several rows.
@@ -238,8 +257,9 @@ __device__ inline void for_scores(tile::Accumulator (&s)[slices][tiles], Body &&
 }
 
 // Scales, caps and masks scores, and converts them to units of log2. mask_scores hides the keys that a row does not see
-// afterwards. Only masks of existing keys are read.
-template <class Order, int slices, int tiles, class RowOf>
+// afterwards. Only masks of existing keys are read. divides_late: the division by the cap is not moved to the beginning
+// of the kernel, where launches without a cap pay for its slow path.
+template <class Order, bool divides_late, int slices, int tiles, class RowOf>
 __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, RowOf &&row_of,
                                         int first_key, float scale) {
     const AttentionOptions &options = problem.options;
@@ -251,11 +271,13 @@ __device__ inline void transform_scores(tile::Accumulator (&s)[slices][tiles], c
         });
         for_scores<Order>(s, [&](float &score, int slice, int half, int) { score += shift[slice][half]; });
     }
-    if (options.softcap > 0.0f)   // tanh x = 1 - 2 / (1 + e^2x), good to 2^-22 absolute
+    if (options.softcap > 0.0f) {   // tanh x = 1 - 2 / (1 + e^2x), good to 2^-22 absolute
+        const float cap = divides_late ? ptx::mov_b32(options.softcap) : options.softcap;
         for_scores<Order>(s, [&](float &score, int, int, int) {
-            const float power = ptx::ex2_approx_ftz_f32(score * (2.0f * log2_e / options.softcap));
+            const float power = ptx::ex2_approx_ftz_f32(score * (2.0f * log2_e / cap));
             score = options.softcap * (1.0f - 2.0f * ptx::rcp_approx_ftz_f32(1.0f + power));
         });
+    }
     const int lane_key = first_key + Order::key(0, tile::accumulator_column(0)), keys = problem.keys - lane_key;
     for_scores<Order>(s, [&](float &score, int slice, int half, int key) {
         const int row = row_of(slice, half), query = problem.query_of(row), group = problem.group_of(row);
@@ -278,15 +300,16 @@ __device__ inline float score_factor(const Problem &problem, float scale) {
     return problem.transforms_scores() ? 1.0f : ptx::max_nan_f32(scale * log2_e, 0x1p-126f);
 }
 
-// Hides the keys of the tile that starts at `first_key` from the rows that do not see them.
-template <class Order, int slices, int tiles>
+// Hides the keys of the tile that starts at `first_key` from the rows that do not see them. divides_late: see
+// transform_scores.
+template <class Order, bool divides_late = false, int slices, int tiles>
 __device__ __forceinline__ void mask_scores(tile::Accumulator (&s)[slices][tiles], const Problem &problem, int warp_row,
                                             int first_key, float scale) {
     const AttentionOptions &options = problem.options;
     auto row_of = [&](int slice, int half) {
         return min(warp_row + 16 * slice + tile::accumulator_row(2 * half), problem.rows - 1);
     };
-    if (problem.transforms_scores()) transform_scores<Order>(s, problem, row_of, first_key, scale);
+    if (problem.transforms_scores()) transform_scores<Order, divides_late>(s, problem, row_of, first_key, scale);
     // A row sees the keys before its end and, under a window, from its first one on.
     int bound[slices][2];
     auto bound_by = [&](auto &&key_of) {
@@ -304,14 +327,26 @@ __device__ __forceinline__ void mask_scores(tile::Accumulator (&s)[slices][tiles
         s, [&](float &score, int slice, int half, int key) { score = key >= bound[slice][half] ? score : -INFINITY; });
 }
 
-// Writes the output [16 slices, columns] of a warp's rows in 16-byte chunks, by way of `staging`, the warp's own rows
-// of shared memory. A row begins at row_start(row); columns is a multiple of 8. If the sums were computed again, it
-// writes only the elements that are not NaN.
-template <class Element, class Tiling, class Softmax, class RowStart>
+// Stores the elements of a chunk that are not NaN.
+template <class Element>
+__device__ __forceinline__ void store_numbers(Element *target, const uint4 &source) {
+#pragma unroll 1
+    for (int i = 0; i < 8; ++i) {
+        const Element element = reinterpret_cast<const Element *>(&source)[i];
+        if (!__hisnan(element)) target[i] = element;
+    }
+}
+
+// Writes the output of a warp's rows to `out` in 16-byte chunks, by way of `staging`, where staged_row is the warp's
+// first row. If the sums were computed again, it writes only the elements that are not NaN.
+//
+// Short sequences are bound by the fetches of code that runs once, so rows are walked in few instructions. Block
+// formats compute each address, because their loops are slower in the static model where the walk takes registers.
+template <class Element, class Tiling, class Softmax>
 __device__ __forceinline__ void store_rows(const Softmax &softmax,
-                                           typename Tiling::template OutputTile<Element> &staging, int warp_row,
-                                           int rows, int columns, const float (&factor)[Tiling::slices][2],
-                                           RowStart &&row_start) {
+                                           typename Tiling::template OutputTile<Element> &staging, int staged_row,
+                                           Element *out, const StridesQ &strides, const Problem &problem, int warp_row,
+                                           const float (&factor)[Tiling::slices][2]) {
     __syncwarp();   // all lanes have read what the staging rows held
 #pragma unroll
     for (int slice = 0; slice < Tiling::slices; ++slice)
@@ -321,25 +356,36 @@ __device__ __forceinline__ void store_rows(const Softmax &softmax,
             for (int half = 0; half < 2; ++half) {
                 const tile::Accumulator &o = softmax.o[slice][j];
                 uint32_t *chunk = reinterpret_cast<uint32_t *>(
-                    &staging.at(warp_row + 16 * slice + tile::accumulator_row(2 * half), j));
+                    &staging.at(staged_row + 16 * slice + tile::accumulator_row(2 * half), j));
                 chunk[tile::accumulator_column(0) / 2] = tile::rounded_pair(
                     o[2 * half + 1] * factor[slice][half], o[2 * half] * factor[slice][half], Element{});
             }
     __syncwarp();   // the rows are complete
     using Tile = typename Tiling::template OutputTile<Element>;
-    tile::for_chunks_of_warp<16 * Tiling::slices, Tile::row_chunks>([&](int row, int chunk) {
-        if (row >= rows || 8 * chunk >= columns) return;
-        uint4 &source = staging.at(warp_row + row, chunk);
+    if constexpr (Tiling::walks_rows) {
+        using Chunks = tile::WalkedChunks<Tile::row_chunks>;
+        const int first = Chunks::first_row(), chunk = Chunks::chunk(),
+                  end = min(problem.rows - warp_row, 16 * Tiling::slices);
+        if (!Chunks::any() || 8 * chunk >= problem.options.dim_v) return;
+        RowWalker<Element> target(out + 8 * chunk, strides, problem, warp_row + first, Chunks::step);
         if (Softmax::lowered && softmax.again) {
 #pragma unroll 1
-            for (int i = 0; i < 8; ++i) {
-                const Element element = reinterpret_cast<const Element *>(&source)[i];
-                if (!__hisnan(element)) row_start(row)[8 * chunk + i] = element;
-            }
+            for (int row = first; row < end; row += Chunks::step, target.advance())
+                store_numbers(target.at, staging.at(staged_row + row, chunk));
         } else {
-            *reinterpret_cast<uint4 *>(row_start(row) + 8 * chunk) = source;
+#pragma unroll 4
+            for (int row = first; row < end; row += Chunks::step, target.advance())
+                *reinterpret_cast<uint4 *>(target.at) = staging.at(staged_row + row, chunk);
         }
-    });
+    } else {
+        tile::for_chunks_of_warp<16 * Tiling::slices, Tile::row_chunks>([&](int row, int chunk) {
+            if (row >= problem.rows - warp_row || 8 * chunk >= problem.options.dim_v) return;
+            Element *target = out + problem.at(strides, warp_row + row) + 8 * chunk;
+            const uint4 &source = staging.at(staged_row + row, chunk);
+            if (Softmax::lowered && softmax.again) store_numbers(target, source);
+            else *reinterpret_cast<uint4 *>(target) = source;
+        });
+    }
 }
 
 // The part of the scores of a warp's rows that smoothing removed, in units of log2: whole + fraction. 0 under a cap,
@@ -497,17 +543,16 @@ __device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling:
     });
 
     // The output: 16-bit types by way of shared memory, float32 and parts directly.
-    const int rows = problem.rows - warp_row;
+    const int staged_row = warp_row - first_row;
     if (options.out_bf16)
         store_rows<__nv_bfloat16, Tiling>(
-            softmax, reinterpret_cast<typename Tiling::template OutputTile<__nv_bfloat16> &>(shared.q),
-            warp_row - first_row, rows, options.dim_v, factor,
-            [&](int row) { return options.out_bf16 + problem.at(options.out_bf16_strides, warp_row + row); });
+            softmax, reinterpret_cast<typename Tiling::template OutputTile<__nv_bfloat16> &>(shared.q), staged_row,
+            options.out_bf16, options.out_bf16_strides, problem, warp_row, factor);
+    // One test instead of three: the code of each output is far from that of the next, and must be fetched.
+    if (Tiling::walks_rows && !options.out_f16 && !options.out_f32 && !options.partial) return;
     if (options.out_f16)
         store_rows<__half, Tiling>(softmax, reinterpret_cast<typename Tiling::template OutputTile<__half> &>(shared.q),
-                                   warp_row - first_row, rows, options.dim_v, factor, [&](int row) {
-                                       return options.out_f16 + problem.at(options.out_f16_strides, warp_row + row);
-                                   });
+                                   staged_row, options.out_f16, options.out_f16_strides, problem, warp_row, factor);
     if (!options.out_f32 && !options.partial) return;
     tile::for_rows<Tiling::slices>([&](int slice, int half) {   // four lanes of a row write 32 bytes together
         const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
@@ -631,7 +676,8 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
         tile::Accumulator s[Tiling::slices][Tiling::keys / tile::mma_columns];
         multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current);
         if constexpr (!Tiling::copies_early) copy_next();   // the copies overlap the last of these MMAs
-        if constexpr (masked) mask_scores<tile::NaturalKeys>(s, problem, warp_row, index * Tiling::keys, options.scale);
+        if constexpr (masked)
+            mask_scores<tile::NaturalKeys, true>(s, problem, warp_row, index * Tiling::keys, options.scale);
         softmax.take(s, factor);
         accumulate_values<Element, Tiling::dim_v, ValueTile, masked && Softmax::lowered>(softmax, s, v + current);
     };

@@ -32,6 +32,7 @@ struct BlockTiling : tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_,
     using ValueFormat = ValueFormat_;
     static constexpr int dim = dim_, dim_v = dim_v_;
     static constexpr bool is_half = half;
+    static constexpr bool walks_rows = false;   // see store_rows
     static constexpr int threads = 32 * Shape::warps;
     static constexpr int rows = 16 * Shape::slices * Shape::warps;
     static constexpr bool runs_again = ValueFormat::bits == 16;   // over the same tiles, if sums were too small
@@ -89,9 +90,13 @@ struct BlockTiling : tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_,
     static constexpr bool overlaps_smooth = overlaps && keys_leave_early;
     // Tiles whose exact P are summed have a loop of their own, which overlaps as that of plain tiles does, if V has 4
     // bits. Then a tile is released within the branch that reads it last, and one test precedes all loops of plain
-    // tiles: 5 % each in the static model. Wider heads and V in 8 bits gain nothing.
+    // tiles: 5 % each in the static model. Wider heads and V in 8 bits gain nothing. Half blocks in MXFP4 at 128
+    // columns release plain tiles behind the branch: 9 %.
     static constexpr bool has_sum_loop =
         Shape::has_plain_loop && ValueFormat::bits == 4 && Shape::widest <= 128 && (overlaps || Shape::crowded);
+    static constexpr bool releases_in_branch(bool sums) {
+        return has_sum_loop && (sums || !half || Shape::widest < 128 || std::is_same_v<ValueFormat, tile::Nvfp4>);
+    }
     static constexpr int pairs_waiting(int pairs) { return ScoreFormat::bits == 4 ? pairs : pairs / 4; }
 
     template <class Output>
@@ -145,11 +150,11 @@ __device__ __forceinline__ void overlap_plain_tiles(typename Tiling::Shared &sha
         ProbabilityFragments<typename Tiling::ValueFormat, columns> made[Tiling::slices];
         const auto finish = [&] {
             softmax.template accumulate_pairs<at_once, pairs>(p, before.v());
-            if (Tiling::has_sum_loop) pipeline.release(index - 1);
+            if (Tiling::releases_in_branch(sums)) pipeline.release(index - 1);
         };
         softmax.template take_after<sums>(made, s, factor, finish,
                                           [&] { softmax.template accumulate_pairs<0, at_once>(made, stage.v()); });
-        if (!Tiling::has_sum_loop) pipeline.release(index - 1);
+        if (!Tiling::releases_in_branch(sums)) pipeline.release(index - 1);
         before = stage;
 #pragma unroll
         for (int slice = 0; slice < Tiling::slices; ++slice) p[slice] = made[slice];
