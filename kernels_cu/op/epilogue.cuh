@@ -65,6 +65,9 @@ struct TypedRows {
         stride = rows.stride << log_size();
     }
 
+    __device__ static constexpr Type type_of(__nv_bfloat16) { return Type::bf16; }
+    __device__ static constexpr Type type_of(__half) { return Type::f16; }
+
     __device__ bool there() const { return data; }
     __device__ int log_size() const { return type == Type::f32 ? 2 : 1; }
     __device__ uint8_t *at(int64_t row, int column) const {
@@ -200,9 +203,113 @@ struct Epilogue {
         return result;
     }
 
+    // The bias of this lane's accumulators of `tiles` column tiles from `col` on, as above. Called by the whole warp.
+    template <int tiles>
+    __device__ void accumulator_bias(int col, float (&result)[tiles][2]) const {
+#pragma unroll
+        for (int i = 0; i < 2 * tiles; ++i) result[i / 2][i % 2] = -0.0f;
+        if (!bias.there()) return;
+        float mine[tiles / 4];   // a lane loads every 32nd column
+#pragma unroll
+        for (int i = 0; i < tiles / 4; ++i) {
+            const int column = col + 32 * i + tile::lane_item(0);
+            mine[i] = column < cols ? bias.load(bias_row, column) : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < 2 * tiles; ++i)
+            result[i / 2][i % 2] = __uint_as_float(ptx::shfl_sync_idx_b32(
+                __float_as_uint(mine[i / 8]), i / 2 % 4 * tile::mma_columns + tile::accumulator_column(i % 2)));
+    }
+
+    // alpha times the sums plus the bias of columns from `col` on, and the activation, unless it is gated. Called by
+    // the whole warp.
+    template <int slices, int tiles>
+    __device__ void activate_sums(tile::Accumulator (&sums)[slices][tiles], int col) const {
+        float of_column[tiles][2];
+        accumulator_bias(col, of_column);
+#pragma unroll
+        for (int i = 0; i < slices * tiles * 4; ++i) {
+            float &sum = sums[i / 4 / tiles][i / 4 % tiles][i % 4];
+            sum = fmaf(sum, alpha, of_column[i / 4 % tiles][i % 2]);
+        }
+        if (activation == Activation::none || activation == Activation::swiglu) return;
+        // One copy of the code for 16 sums: all sums move on, so that indices stay constants.
+        constexpr int some = 4, parts = slices * tiles / some;
+        tile::Accumulator(&all)[slices * tiles] = reinterpret_cast<tile::Accumulator(&)[slices * tiles]>(sums);
+#pragma unroll 1
+        for (int part = 0; part < parts; ++part) {
+            float values[2][8];
+#pragma unroll
+            for (int i = 0; i < 16; ++i) values[i / 8][i % 8] = all[i / 4][i % 4];
+            activate(values, activation);
+#pragma unroll
+            for (int i = 0; i < 4 * (slices * tiles - some); ++i) all[i / 4][i % 4] = all[i / 4 + some][i % 4];
+#pragma unroll
+            for (int i = 0; i < 16; ++i) all[slices * tiles - some + i / 4][i % 4] = values[i / 8][i % 8];
+        }
+    }
+
+    // Whether store_rows() can store rows of C in the `columns` columns from `col` on.
+    template <class Element>
+    __device__ bool stores_rows(int col, int columns, Element) const {
+        constexpr auto type = TypedRows::type_of(Element{});
+        const auto suits = [&](const TypedRows &rows) { return rows.type == type && rows.has_chunks(); };
+        return quantized.format == EndingFormat::none && activation != Activation::swiglu && out.there() &&
+               suits(out) && (!residual.there() || suits(residual)) && (col + columns <= width || width % 8 == 0);
+    }
+
+    // Stores rows of finished sums, those before end_row, plus the residual, in whole chunks of 16 bits; `staging` is
+    // this warp's memory. Called by the whole warp.
+    template <int staged, int slices, int tiles, class Element>
+    __device__ void store_rows(tile::PairStaging<8 * tiles> (&staging)[staged],
+                               tile::Accumulator (&sums)[slices][tiles], int row, int end_row, int col, Element) const {
+        using Staging = tile::PairStaging<8 * tiles>;
+        const int column = col + Staging::column(), first_row = row + Staging::row(0);
+        const int left = column < width ? end_row - first_row : 0;   // rows of this lane, behind its first one
+        // Calls body(pass, address, whether it exists) for each chunk of this lane in a slice.
+        const auto for_chunks = [&](const TypedRows &rows, int slice, auto &&body) {
+            uint8_t *const first = rows.at(first_row, column);
+#pragma unroll
+            for (int pass = 0; pass < Staging::passes; ++pass) {
+                const int here = 16 * slice + pass * Staging::pass_rows;
+                body(pass, first + here * rows.stride, here < left);
+            }
+        };
+#pragma unroll
+        for (int first = 0; first < slices; first += staged) {
+            ptx::bar_warp_sync();   // all lanes have read the old contents
+            if (residual.there()) {
+#pragma unroll
+                for (int i = 0; i < staged; ++i)
+                    for_chunks(residual, first + i, [&](int pass, const uint8_t *source, bool present) {
+                        staging[i].copy(pass, source, present);
+                    });
+                ptx::cp_async_commit_group();
+                ptx::cp_async_wait_group<0>();
+                ptx::bar_warp_sync();   // all lanes see the residual
+#pragma unroll
+                for (int i = 0; i < staged; ++i) staging[i].add_to(sums[first + i], Element{});
+                ptx::bar_warp_sync();   // all lanes have read it
+            }
+#pragma unroll
+            for (int i = 0; i < staged; ++i) staging[i].put(sums[first + i], Element{});
+            ptx::bar_warp_sync();   // all lanes see the rows
+#pragma unroll
+            for (int i = 0; i < staged; ++i) {
+                uint4 chunk[Staging::passes];
+#pragma unroll
+                for (int pass = 0; pass < Staging::passes; ++pass) chunk[pass] = staging[i].get(pass);
+                for_chunks(out, first + i, [&](int pass, uint8_t *target, bool present) {
+                    if (present) *reinterpret_cast<uint4 *>(target) = chunk[pass];
+                });
+            }
+        }
+    }
+
     // Finishes 16 rows of sums from `row` on, those before end_row, with the columns of the staging from `col` on: pass
-    // `turn` of every `turns`, if warps share them. Called by the whole warp.
-    template <class Staging>
+    // `turn` of every `turns`, if warps share them. activated: the sums are those of activate_sums(). Called by the
+    // whole warp.
+    template <bool activated = false, class Staging>
     __device__ void finish(Staging &staging, int row, int end_row, int col, const LaneBias &lane_bias, int turn = 0,
                            int turns = 1) const {
         constexpr int shares = Staging::row_shares;
@@ -217,7 +324,7 @@ struct Epilogue {
         // What all passes share is opaque to the compiler, which would compute it anew in each.
         const bool adds = residual.there(), adds_chunks = ptx::mov_b32(adds && in_pairs && residual.has_chunks());
         const bool stores_chunks = ptx::mov_b32(out.there() && in_pairs && out.has_chunks());
-        const bool activates = ptx::mov_b32(!gated && activation != Activation::none);
+        const bool activates = !activated && ptx::mov_b32(!gated && activation != Activation::none);
         const int first_place = ptx::mov_b32(Staging::place(min(share_row, 15), share_column));
 #pragma unroll 1
         for (int first = turn * step; first < 16; first += turns * step) {
@@ -228,11 +335,11 @@ struct Epilogue {
             // This lane's share, with bias and activation.
             float values[2][8];
             staging.get_at(place, values);
-            add_bias(lane_bias.values[0], values);
+            if constexpr (!activated) add_bias(lane_bias.values[0], values);
             if (gated) {
                 float right[2][8];
                 staging.get_at(place ^ Staging::place(0, tile::share_columns), right);
-                add_bias(lane_bias.values[1], right);
+                if constexpr (!activated) add_bias(lane_bias.values[1], right);
 #pragma unroll
                 for (int i = 0; i < 8; ++i) values[0][i] = gate(values[i / 4][i % 4 * 2], values[i / 4][i % 4 * 2 + 1]);
 #pragma unroll

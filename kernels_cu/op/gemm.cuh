@@ -13,6 +13,7 @@
 #include "../ptx/alu.cuh"
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
+#include "../ptx/cp_async_if.cuh"
 #include "../ptx/target.cuh"
 #include "../ptx/warp.cuh"
 #include "../tile/block_tiles.cuh"
@@ -112,7 +113,8 @@ __device__ inline int row_of_a(const GemmOptions &options, const TilePlace &plac
 template <class Tile, int threads>
 struct GatheredRows : ChunkCopies<Tile, threads> {
     using Copies = ChunkCopies<Tile, threads>;
-    const uint8_t *source[Copies::count];
+    const uint8_t *source;            // this thread's chunk of row 0
+    uint32_t offset[Copies::count];   // of the rows, in chunks of 16 bytes: half the registers of addresses
     uint32_t target;
     int left;   // bytes from this thread's chunk to the end of a row
 
@@ -121,22 +123,25 @@ struct GatheredRows : ChunkCopies<Tile, threads> {
 #pragma unroll
         for (int i = 0; i < Copies::count; ++i) {
             const int row = row_of_a(options, place, Copies::row() + i * Copies::step);
-            source[i] = rows.data + place.matrix * rows.batch + row * rows.stride + 16 * Copies::chunk();
+            offset[i] = row * rows.stride / 16;
         }
+        source = rows.data + place.matrix * rows.batch + 16 * Copies::chunk();
         target = first_stage.address(Copies::row(), Copies::chunk());
         left = rows.bytes - 16 * Copies::chunk();
     }
 
     // Starts copying the i-th chunk. Called for i = 0 .. count - 1 in order, then done().
     __device__ void copy(int i, uint32_t stage_offset) {
-        ptx::cp_async_cg_16(Tile::moved(target + stage_offset, i * Copies::step, 0), source[i], left > 0);
-        source[i] += 16 * Copies::chunks;
+        ptx::cp_async_cg_16_if(left > 0, Tile::moved(target + stage_offset, i * Copies::step, 0),
+                               source + uint64_t(offset[i]) * 16);
     }
-    __device__ void done() { left -= 16 * Copies::chunks; }
+    __device__ void done() {
+        source += 16 * Copies::chunks;
+        left -= 16 * Copies::chunks;
+    }
     // Goes back by a number of slices.
     __device__ void rewind(int slices) {
-#pragma unroll
-        for (int i = 0; i < Copies::count; ++i) source[i] -= slices * (16 * Copies::chunks);
+        source -= slices * (16 * Copies::chunks);
         left += slices * (16 * Copies::chunks);
     }
 };
@@ -148,7 +153,7 @@ struct ConsecutiveRows : ChunkCopies<Tile, threads> {
     const uint8_t *source;
     int64_t step_bytes;
     uint32_t target;
-    int left, there;   // bytes from this thread's chunk to the end of a row; rows of this thread
+    int left, there;   // bytes from this thread's chunk to the end of a row; rows of this thread, 0 past that end
 
     __device__ ConsecutiveRows(const Tile &first_stage, const OperandRows &rows, int matrix, int first_row,
                                int end_row) {
@@ -158,26 +163,28 @@ struct ConsecutiveRows : ChunkCopies<Tile, threads> {
         step_bytes = Copies::step * rows.stride;
         target = first_stage.address(Copies::row(), Copies::chunk());
         left = rows.bytes - piece * Copies::chunk();
+        if (left <= 0) there = 0;
     }
 
     __device__ void copy(int i, uint32_t stage_offset) {
         const uint32_t address = Tile::moved(target + stage_offset, i * Copies::step, 0);
-        const bool present = left > 0 && i < there;
-        if constexpr (piece == 16) ptx::cp_async_cg_16(address, source, present);
+        const bool present = i < there;
+        if constexpr (piece == 16) ptx::cp_async_cg_16_if(present, address, source);
         else ptx::cp_async_ca<piece>(address, source, present ? piece : 0);
         source += step_bytes;
     }
     __device__ void done() {
         source += piece * Copies::chunks - Copies::count * step_bytes;
         left -= piece * Copies::chunks;
+        if (left <= 0) there = 0;
     }
 };
 
-// A block computes `rows` x `cols` of C, each of its warps `warp_rows` x 64. 64 columns are whole blocks of any format,
-// even if a gated activation halves them. `blocks` blocks share a multiprocessor.
-template <int rows_, int cols_, int warp_rows_, int blocks_>
+// A block computes `rows` x `cols` of C, each of its warps `warp_rows` x `warp_cols`. `blocks` blocks share a
+// multiprocessor.
+template <int rows_, int cols_, int warp_rows_, int blocks_, int warp_cols_ = 64>
 struct BlockShape {
-    static constexpr int rows = rows_, cols = cols_, warp_rows = warp_rows_, warp_cols = 64, blocks = blocks_;
+    static constexpr int rows = rows_, cols = cols_, warp_rows = warp_rows_, warp_cols = warp_cols_, blocks = blocks_;
 };
 // The shape of a tile for operands of `bits` bits. Where two blocks of 128 x 128 share a multiprocessor, one multiplies
 // while the other begins or ends; codes with scales leave no room for two.
@@ -186,8 +193,8 @@ struct ShapeOf {
     using Shape = BlockShape<128, 256, 64, 1>;
 };
 template <int bits>
-struct ShapeOf<64, bits> {
-    using Shape = BlockShape<64, 64, 16, 2>;
+struct ShapeOf<64, bits> {   // a warp with 32 x 32 loads four fragments for eight MMAs, one with 16 x 64 five
+    using Shape = std::conditional_t<bits == 16, BlockShape<64, 64, 32, 2, 32>, BlockShape<64, 64, 16, 2>>;
 };
 template <int bits>
 struct ShapeOf<128, bits> {
@@ -202,11 +209,15 @@ struct GemmShape : Shape_ {
     static constexpr int warp_columns = Shape::cols / Shape::warp_cols,
                          warps = Shape::rows / Shape::warp_rows * warp_columns;
     static constexpr int threads = 32 * warps, slices = Shape::warp_rows / 16, column_tiles = Shape::warp_cols / 8;
-    static constexpr int budget = ptx::shared_bytes_per_block / Shape::blocks;
+    // The system takes 1 KB beside the shared memory of each block.
+    static constexpr int budget = (ptx::shared_bytes_per_block + 1024) / Shape::blocks - 1024;
     static constexpr bool roomy = ptx::shared_bytes_per_block > 128 * 1024;
 
     using Sums = tile::Accumulator[slices][column_tiles];
-    using Staging = tile::AccumulatorStaging<Shape::warp_cols>;
+    // The epilogue's rows have 64 columns, whole blocks of any format even if a gated activation halves them: narrower
+    // warps share their rows.
+    using Staging = tile::AccumulatorStaging<64>;
+    static constexpr int sharers = Staging::columns / Shape::warp_cols;
     static constexpr int staged = roomy || slices < 2 ? slices : 2;   // slices at once; others wait in registers
 
     // This warp's first row and column in the tile.
@@ -266,9 +277,9 @@ struct ScaleWords {
     }
 };
 
-// Copies scales into stages. cp.async copies aligned words without registers; unaligned rows of MX scales are loaded by
-// start() and stored by finish(). Scales past the end of a row become 0. `thread` of `threads` copies one word of every
-// `step_rows`-th row.
+// Copies scales into stages. cp.async copies aligned words without registers. Words of a slice that are not aligned, or
+// in which a row ends, are loaded into registers and stored later. Scales past the end of a row become 0. `thread` of
+// `threads` copies one word of every `step_rows`-th row.
 template <int rows_, int words, int threads>
 struct ScaleCopies {
     static_assert(threads % words == 0, "a thread keeps its word of a row");
@@ -277,15 +288,16 @@ struct ScaleCopies {
     const uint8_t *source[items];
     uint32_t *first;   // word of the first stage; `target` is its address in shared memory
     uint32_t target;
-    int step, left;             // bytes from slice to slice; scales from this thread's next word to the end of a row
-    int there;                  // items of this thread
-    uint32_t bytes[items][4];   // unaligned scales in flight
-    bool aligned;
+    int step, left;                 // bytes from slice to slice; scales from the next slice to the end of a row
+    int word, there;                // this thread's word of a row, and its items
+    uint32_t bytes[items][4];       // scales in flight through registers
+    bool aligned, loaded = false;   // loaded: `bytes` are those of the slice before
 
     template <class RowOf>
-    __device__ ScaleCopies(Stage &first_stage, const BlockRows &operand, int matrix, int thread, RowOf &&row_of) {
+    __device__ ScaleCopies(Stage &first_stage, const BlockRows &operand, int matrix, int thread, RowOf &&row_of)
+        : word(thread % words) {
         const tile::ScalePlaces &places = operand.places;
-        const int row = thread / words, word = thread % words;
+        const int row = thread / words;
 #pragma unroll
         for (int i = 0; i < items; ++i) {
             const int here = row_of(min(row + i * step_rows, rows_ - 1));
@@ -295,44 +307,43 @@ struct ScaleCopies {
         target = static_cast<uint32_t>(__cvta_generic_to_shared(first));
         aligned = places.swizzled || (reinterpret_cast<uintptr_t>(operand.scales) | places.stride) % 4 == 0;
         step = words * (places.swizzled ? tile::scale_tile_bytes : 4);
-        left = places.blocks - 4 * word;
+        left = places.blocks;
         there = ceil_div(max(rows_ - row, 0), step_rows);
     }
 
-    // Skips slices.
-    __device__ void skip(int slices) {
-#pragma unroll
-        for (int i = 0; i < items; ++i) source[i] += int64_t(slices) * step;
-        left -= 4 * words * slices;
-    }
+    // For each slice in order: copy(), and if either this slice or the one before is not whole, store() and load();
+    // then done(). Whether a slice is whole is the same for the block.
+    __device__ bool whole() const { return aligned && left >= 4 * words; }
 
-    // Starts copying the scales of the next slice. They belong to the open group of copies, and are complete after
-    // finish().
-    __device__ void start(uint32_t stage_offset) {
-        if (aligned) [[likely]] {
-            const int present = min(max(left, 0), 4);
+    // Starts copying the scales of a whole slice. They belong to the open group of copies.
+    __device__ void copy(uint32_t stage_offset) {
 #pragma unroll
-            for (int i = 0; i < items; ++i)
-                if (rows_ * words % threads == 0 || i < there)
-                    ptx::cp_async_ca<4>(target + stage_offset + 4 * i * step_rows, source[i], present);
-        } else {
-#pragma unroll
-            for (int i = 0; i < items; ++i)
-#pragma unroll
-                for (int j = 0; j < 4; ++j) bytes[i][j] = j < left ? __ldg(source[i] + j) : 0;
-        }
-#pragma unroll
-        for (int i = 0; i < items; ++i) source[i] += step;
-        left -= 4 * words;
+        for (int i = 0; i < items; ++i)
+            ptx::cp_async_ca_if<4>(whole() && (rows_ * words % threads == 0 || i < there),
+                                   target + stage_offset + 4 * i * step_rows, source[i]);
     }
-    __device__ void finish(uint32_t stage_offset) {
-        if (aligned) [[likely]]
-            return;
+    // Loads those of another slice.
+    __device__ void load() {
+        loaded = !whole();
+        if (!loaded) return;
+#pragma unroll
+        for (int i = 0; i < items; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) bytes[i][j] = 4 * word + j < left ? __ldg(source[i] + j) : 0;
+    }
+    // Stores what was loaded.
+    __device__ void store(uint32_t stage_offset) {
+        if (!loaded) return;
 #pragma unroll
         for (int i = 0; i < items; ++i)
             if (rows_ * words % threads == 0 || i < there)
                 first[stage_offset / 4 + i * step_rows] =
                     bytes[i][0] | bytes[i][1] << 8 | bytes[i][2] << 16 | bytes[i][3] << 24;
+    }
+    __device__ void done() {
+#pragma unroll
+        for (int i = 0; i < items; ++i) source[i] += step;
+        left -= 4 * words;
     }
 };
 
@@ -350,8 +361,12 @@ constexpr int slice_bytes = Format::bits == 8 ? 128 : 64;
 
 // Replaces ScaleCopies for operands without scales.
 struct NoScales {
-    __device__ void start(uint32_t) {}
-    __device__ void finish(uint32_t) {}
+    static constexpr bool loaded = false;
+    __device__ bool whole() const { return true; }
+    __device__ void copy(uint32_t) {}
+    __device__ void load() {}
+    __device__ void store(uint32_t) {}
+    __device__ void done() {}
 };
 
 template <class Stage, int rows, int words, int threads>
@@ -392,6 +407,17 @@ __device__ inline void multiply_step(tile::Accumulator &c, const tile::FragmentA
     }
 }
 
+// The type of values in 16 bits.
+template <class Format>
+struct ElementOf {
+    using Element = void;
+};
+template <class Format>
+    requires(Format::bits == 16)
+struct ElementOf<Format> {
+    using Element = typename Format::Element;
+};
+
 // A core for a pair of formats that an MMA multiplies directly.
 template <class FormatA, class FormatB, int tile_>
 struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
@@ -411,7 +437,7 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
     struct NoWords {
         NoScales a, b;
     };
-    struct Stage {
+    struct alignas(128) Stage {   // as the epilogue's rows, which are staged over it
         TileA tile_a;
         TileB tile_b;
         std::conditional_t<scaled, Scales, NoWords> scales;
@@ -420,11 +446,15 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
     static_assert(stages >= 2);
     // A block without scales walks over several tiles if one stage holds sums of all its warps: the first slices of the
     // next tile are copied to the other stages meanwhile.
-    static constexpr int room = int(sizeof(Stage)) / int(Shape::warps * sizeof(typename Shape::Staging));
+    static constexpr int stagings = Shape::warps / Shape::sharers,
+                         room = int(sizeof(Stage)) / int(stagings * sizeof(typename Shape::Staging));
     static constexpr bool walks = !scaled && room > 0;
+    static_assert(walks || scaled);
+    using Element = typename ElementOf<FormatA>::Element;
     static constexpr int staged = !walks ? Shape::staged : room < Shape::slices ? room : Shape::slices;
-    // If a block has only the rows of one warp, its warps can divide the columns instead.
-    static constexpr bool divides_columns = walks && Shape::warp_rows == 16 && Shape::cols == 16 * Shape::warps;
+    // If a block has only 16 rows, its warps can divide the columns instead.
+    static constexpr bool divides_columns = walks && Shape::cols == 16 * Shape::warps;
+    static_assert((Shape::sharers == 1 && !divides_columns) || staged == Shape::slices, "warps wait for others once");
     __device__ static bool has_few_rows(const TilePlace &place) {
         return divides_columns && place.end_row - place.first_row <= 16;
     }
@@ -432,7 +462,7 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
     struct Shared {
         union {
             Stage stage[stages];
-            WarpStaging staging[Shape::warps];
+            WarpStaging staging[stagings];
         };
     };
 
@@ -462,10 +492,24 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
             rows_a.rewind(slices);
             rows_b = {shared.stage[0].tile_b, b, place.group, copied_col, options.cols};
         };
+        const auto before = [](uint32_t offset) {   // the stage before the one at `offset`
+            return offset == 0 ? (stages - 1) * uint32_t(sizeof(Stage)) : offset - uint32_t(sizeof(Stage));
+        };
+        // Scales that pass through registers are stored a slice later, but with two stages before it is read. One
+        // branch serves all rare cases.
+        auto copy_scales = [&] {
+            const bool all_whole = scales_a.whole() & scales_b.whole();
+            scales_a.copy(filled), scales_b.copy(filled);
+            if (!all_whole | scales_a.loaded | scales_b.loaded) [[unlikely]] {
+                if (stages > 2) scales_a.store(before(filled)), scales_b.store(before(filled));
+                scales_a.load(), scales_b.load();
+            }
+            scales_a.done(), scales_b.done();
+        };
         // Copies the next slice in parts, to be issued between MMAs. Behind the last slice of the last tile it copies
         // zeros, which are not read.
         auto copy_part = [&](int part, int parts) {
-            if (part == 0) scales_a.start(filled), scales_b.start(filled);
+            if (part == 0) copy_scales();
 #pragma unroll
             for (int i = part * copies / parts; i < (part + 1) * copies / parts; ++i) {
                 if (i < copies_a) rows_a.copy(i, filled);
@@ -474,7 +518,8 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
             if (part == parts - 1) rows_a.done(), rows_b.done();
         };
         auto finish_copy = [&] {
-            scales_a.finish(filled), scales_b.finish(filled);
+            if (stages == 2 && (scales_a.loaded | scales_b.loaded)) [[unlikely]]
+                scales_a.store(filled), scales_b.store(filled);
             filled = filled == (stages - 1) * sizeof(Stage) ? 0 : filled + sizeof(Stage);
             ptx::cp_async_commit_group();
         };
@@ -492,15 +537,18 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
         const uint32_t address_b = tile::address_b(shared.stage[0].tile_b) + warp_col * row_bytes;
         constexpr int pairs = Shape::column_tiles / 2;   // of neighbouring column tiles
         tile::FragmentA of_a[2][Shape::slices];
-        tile::FragmentB of_b[2][2];
+        // In 16 bits all of B of a step; with scales, two pairs.
+        tile::FragmentB of_b[scaled ? 1 : 2][scaled ? 2 : pairs][2];
         // A register holds the scale words of two slices of rows, or of four column tiles, for a step or a whole slice.
         constexpr int registers_a = ceil_div(Shape::slices, 2), registers_b = Shape::column_tiles / 4;
         uint32_t scale_a[2][registers_a] = {}, scale_b[2][registers_b] = {};
         auto scale_set = [](int step) { return words == 2 ? step % 2 : step / steps % 2; };
+        auto load_slice_a = [&](int step, int i, uint32_t offset) {
+            tile::load_a<TileA>(of_a[step % 2][i], address_a + offset, 16 * i, 2 * (step % steps));
+        };
         auto load_a = [&](int step, uint32_t offset) {
 #pragma unroll
-            for (int i = 0; i < Shape::slices; ++i)
-                tile::load_a<TileA>(of_a[step % 2][i], address_a + offset, 16 * i, 2 * (step % steps));
+            for (int i = 0; i < Shape::slices; ++i) load_slice_a(step, i, offset);
             if constexpr (scaled) {
                 if (words == 2 || step % steps == 0) {
                     const char *const first = reinterpret_cast<const char *>(&shared);
@@ -520,8 +568,10 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
         };
         auto load_b = [&](int step, int pair, uint32_t offset) {
             if constexpr (contained)
-                tile::load_contained_b<TileB>(of_b[pair % 2], address_b + offset, 16 * pair, 2 * (step % steps));
-            else tile::load_b<TileB>(of_b[pair % 2], address_b + offset, 16 * pair, 2 * (step % steps));
+                tile::load_contained_b<TileB>(of_b[0][pair % 2], address_b + offset, 16 * pair, 2 * (step % steps));
+            else if constexpr (scaled)
+                tile::load_b<TileB>(of_b[0][pair % 2], address_b + offset, 16 * pair, 2 * (step % steps));
+            else tile::load_b<TileB>(of_b[step % 2][pair], address_b + offset, 16 * pair, 2 * (step % steps));
         };
         uint32_t offset = 0;   // of the stage that is multiplied
         auto next_slice = [&] {
@@ -533,14 +583,26 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
         // Copies that follow each other: the compiler puts three dead loads before each copy behind a load of
         // fragments. With two stages, they must start early. Few MMAs hide the copies of a step at a time.
         constexpr int spacing = Shape::slices > 1 || stages == 2 ? 1 : pairs, parts = spacing == 1 ? 4 : steps;
+        // In 16 bits all fragments of a step are loaded during the step before, one for each four MMAs, and a slice is
+        // copied during all steps but the last, before which the next slice is awaited.
+        constexpr int early = steps - 1;
         // Copies of a later slice, over the one before this one, and loads of the next fragments are issued between the
         // MMAs.
         auto multiply_slice = [&](typename Shape::Sums &sums) {
             static_for<steps>([&](auto step) {
+                if constexpr (!scaled && step + 1 == steps) next_slice();
                 static_for<pairs>([&](auto pair) {
-                    if constexpr ((step * pairs + pair) % spacing == 0 && (step * pairs + pair) / spacing < parts)
-                        copy_part((step * pairs + pair) / spacing, parts);
-                    if constexpr (pair + 1 < pairs) {
+                    constexpr int turn = step * pairs + pair;
+                    if constexpr (!scaled) {   // the next step, behind the last slice without use
+                        if constexpr (pair == 0 && step < early) copy_part(step, early);
+#pragma unroll
+                        for (int i = pair * Shape::slices / pairs; i < (pair + 1) * Shape::slices / pairs; ++i)
+                            load_slice_a(step + 1, i, offset);
+                        load_b(step + 1, pair, offset);
+                    } else if constexpr (turn % spacing == 0 && turn / spacing < parts)
+                        copy_part(turn / spacing, parts);
+                    if constexpr (!scaled) {
+                    } else if constexpr (pair + 1 < pairs) {
                         load_b(step, pair + 1, offset);
                     } else {   // behind the last slice: fragments that are not used
                         if constexpr (step + 1 == steps) next_slice();
@@ -553,7 +615,8 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
                             constexpr int column = 2 * pair + half, some = Shape::slices / 2;
                             constexpr int i = Shape::slices == 1 ? 0 : n % some * 2 + (n / some + half) % 2;
                             multiply_step<FormatA, FormatB, step, i, column>(
-                                sums[i][column], of_a[step % 2][i], of_b[pair % 2][half],
+                                sums[i][column], of_a[step % 2][i],
+                                of_b[scaled ? 0 : step % 2][scaled ? pair % 2 : pair][half],
                                 scale_a[scale_set(step)][i / 2], scale_b[scale_set(step)][column / 4]);
                         });
                     });
@@ -571,11 +634,11 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
             static_for<steps>([&](auto step) {
                 copy_part(step, steps);
                 if constexpr (step + 1 == steps) next_slice();
-                load_a(step + 1, offset);
-                tile::load_b<TileB>(of_b[(step + 1) % 2], address_b + offset, 0, 2 * ((step + 1) % steps));
+                load_slice_a(step + 1, 0, offset);
+                load_b(step + 1, 0, offset);
                 static_for<2>([&](auto half) {
                     multiply_step<FormatA, FormatB, step, 0, half>(sums[0][half], of_a[step % 2][0],
-                                                                   of_b[step % 2][half], 0, 0);
+                                                                   of_b[scaled ? 0 : step % 2][0][half], 0, 0);
                 });
             });
         };
@@ -587,7 +650,9 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
             ptx::cp_async_wait_group<stages - 2>();
             ptx::bar_sync();   // all threads see the first slice and have read their staging
             load_a(0, offset);
-            load_b(0, 0, offset);
+#pragma unroll
+            for (int pair = 0; pair < (scaled ? 1 : pairs); ++pair)
+                if (pair == 0 || !divides_columns || !few) load_b(0, pair, offset);
             // All slices, and those up to the end of the tile that is copied at once.
 #pragma unroll 1
             for (int left = slices; left > 0;) {
@@ -633,7 +698,8 @@ struct RawTile<Format, rows> {
 // The shape of a block that expands operands. With little shared memory the large tile shrinks, so that two slices fit.
 template <class FormatA, class FormatB, int tile>
 using ExpandingShape = std::conditional_t<
-    tile == 64 || ptx::shared_bytes_per_block >= 128 * 1024, TileShape<tile, FormatA::bits>,
+    tile == 64 || ptx::shared_bytes_per_block >= 128 * 1024,
+    TileShape<tile, (FormatA::bits < FormatB::bits ? FormatA::bits : FormatB::bits)>,
     std::conditional_t<FormatA::bits + FormatB::bits <= 20, BlockShape<128, 128, 64, 2>, BlockShape<128, 64, 32, 2>>>;
 
 // A core that expands one operand or both to 16 bits, once per block, for MMAs that every target has. Products of codes
@@ -709,13 +775,15 @@ struct ExpandingCore : GemmShape<ExpandingShape<FormatA_, FormatB_, tile_>> {
 #pragma unroll
                 for (int i = 0; i < decltype(rows_b)::count; ++i) rows_b.copy(i, offset);
                 rows_a.done(), rows_b.done();
-                scales_a.start(offset), scales_b.start(offset);
+                scales_a.copy(offset), scales_b.copy(offset);
+                scales_a.load(), scales_b.load();
+                scales_a.done(), scales_b.done();
             }
             ptx::cp_async_commit_group();
         };
         auto finish_copy = [&] {
             const uint32_t offset = copied % stages * sizeof(Stage);
-            if (copied < slices) scales_a.finish(offset), scales_b.finish(offset);
+            if (copied < slices) scales_a.store(offset), scales_b.store(offset);
             ++copied;
         };
         // Fill all stages but one.
@@ -822,9 +890,29 @@ __device__ __forceinline__ void gemm(const A &a, const B &b, const GemmOptions &
                                 options.cols);
         const int warp = threadIdx.x / 32, col = first_col + Core::warp_col();
         const bool few = Core::has_few_rows(place);
-        auto &staging = of_warps[few ? 0 : warp];
+        constexpr int sharers = Core::sharers;
+        const int sharer = few ? warp : warp % sharers;
+        auto &staging = of_warps[few ? 0 : warp / sharers];
         constexpr int staged = sizeof(staging) / sizeof(staging[0]);
-        const Epilogue::LaneBias bias = epilogue.lane_bias<typename Core::Staging>(col);
+        // In 16 bits sums are activated where they are, and mostly stored without a detour by float32: all warps of the
+        // block take the same way, because some wait for each other on the other one.
+        constexpr bool activated = Core::walks;
+        Epilogue::LaneBias bias;
+        if constexpr (activated) {
+            epilogue.activate_sums(sums, few ? first_col + 16 * warp : col);
+            using Element = typename Core::Element;
+            using PairStaging = tile::PairStaging<Core::warp_cols>;
+            constexpr int room = sizeof(staging) / sharers / sizeof(PairStaging),
+                          pairs = room < Core::slices ? room : Core::slices;
+            if (!few && epilogue.stores_rows(first_col, Core::cols, Element{})) {
+                auto *const of_warp = reinterpret_cast<PairStaging *>(&staging) + warp % sharers * room;
+                epilogue.store_rows(reinterpret_cast<PairStaging(&)[pairs]>(*of_warp), sums, row, place.end_row, col,
+                                    Element{});
+                return;
+            }
+        } else {
+            bias = epilogue.lane_bias<typename Core::Staging>(col);
+        }
 #pragma unroll 1   // an epilogue is long: one copy of its code
         for (int slice = 0; slice < Core::slices; slice += staged) {
             if (few) {   // the warps share the rows
@@ -832,7 +920,9 @@ __device__ __forceinline__ void gemm(const A &a, const B &b, const GemmOptions &
                 ptx::bar_sync();   // all warps see the sums
             } else {
 #pragma unroll
-                for (int i = 0; i < staged; ++i) staging[i].template put<Core::column_tiles>(sums[i], 0);
+                for (int i = 0; i < staged; ++i)
+                    staging[i].template put<Core::column_tiles>(sums[i], sharer * Core::warp_cols);
+                if (sharers > 1) ptx::bar_sync();   // both warps see the rows
             }
 #pragma unroll
             for (int i = staged; i < Core::slices; ++i)   // move the others down: all indices stay constants
@@ -841,9 +931,10 @@ __device__ __forceinline__ void gemm(const A &a, const B &b, const GemmOptions &
 #pragma unroll
                     for (int k = 0; k < 4; ++k) sums[i - staged][j][k] = sums[i][j][k];
 #pragma unroll 1
-            for (int i = 0; i < staged; ++i)
-                epilogue.finish(staging[i], few ? place.first_row : row + 16 * (slice + i), place.end_row, col, bias,
-                                few ? warp : 0, few ? Core::warps : 1);
+            for (int i = 0; i < (few ? 1 : staged); ++i)
+                epilogue.finish<activated>(staging[i], few ? place.first_row : row + 16 * (slice + i), place.end_row,
+                                           few ? first_col : col - sharer * Core::warp_cols, bias, sharer,
+                                           few ? Core::warps : sharers);
         }
     });
 }

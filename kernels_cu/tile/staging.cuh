@@ -3,8 +3,12 @@
 
 #include <cstdint>
 
+#include "../ptx/cp_async.cuh"
+#include "../ptx/ldmatrix.cuh"
 #include "../ptx/warp.cuh"
 #include "fragment.cuh"
+#include "narrow.cuh"
+#include "shared.cuh"
 
 namespace tile {
 
@@ -30,8 +34,8 @@ struct AccumulatorStaging {
 
     // Stores `tiles` accumulators in the columns from `column` on, a multiple of 8 `tiles`. Called by the whole warp,
     // all of which sees them afterwards.
-    template <int tiles>
-    __device__ void put(const Accumulator (&rows)[columns / mma_columns], int column) {
+    template <int tiles, int count>
+    __device__ void put(const Accumulator (&rows)[count], int column) {
         const int first = place(accumulator_row(0), accumulator_column(0)) ^ place(0, column);
         ptx::bar_warp_sync();   // all lanes have read the old contents
 #pragma unroll
@@ -66,6 +70,49 @@ struct AccumulatorStaging {
             *reinterpret_cast<float4 *>(words + (first ^ 4 * i)) = {four[at], four[at + 1], four[at + 2], four[at + 3]};
         }
     }
+};
+
+// The same rows in 16 bits, half the bytes and a quarter of the instructions: matrices of 8 x 8 go from accumulators to
+// rows, and a residual from rows to accumulators. Of a pass, each lane has a chunk of eight values of a row.
+template <int columns>
+struct PairStaging : SharedTile<16, 2 * columns> {
+    static constexpr int row_chunks = columns / 8, passes = 16 * row_chunks / 32, pass_rows = 32 / row_chunks;
+
+    __device__ static int row(int pass) { return (32 * pass + ptx::laneid()) / row_chunks; }
+    __device__ static int column() { return ptx::laneid() % row_chunks * 8; }
+
+    // Stores accumulators, rounded. Called by the whole warp, which sees them behind its next barrier.
+    template <class Element>
+    __device__ void put(const Accumulator (&rows)[columns / mma_columns], Element) {
+        const uint32_t address = address_a(*this);
+#pragma unroll
+        for (int pair = 0; pair < row_chunks / 2; ++pair) {
+            FragmentA packed;
+            accumulators_to_a(packed, rows[2 * pair], rows[2 * pair + 1], Element{});
+            ptx::stmatrix_x4(this->moved(address, 0, 2 * pair), packed);
+        }
+    }
+    // Adds the values that are here to accumulators.
+    template <class Element>
+    __device__ void add_to(Accumulator (&rows)[columns / mma_columns], Element) const {
+        const uint32_t address = address_a(*this);
+#pragma unroll
+        for (int pair = 0; pair < row_chunks / 2; ++pair) {
+            FragmentA packed;
+            ptx::ldmatrix_x4(packed, this->moved(address, 0, 2 * pair));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float2 both = unpack_pair(packed[i], Element{});
+                float (&here)[4] = rows[2 * pair + i / 2];
+                here[i % 2 * 2] += both.x, here[i % 2 * 2 + 1] += both.y;
+            }
+        }
+    }
+    // Starts copying this lane's chunk of a pass from global memory.
+    __device__ void copy(int pass, const void *source, bool present) {
+        ptx::cp_async_cg_16_if(present, this->address(row(pass), column() / 8), source);
+    }
+    __device__ const uint4 &get(int pass) const { return this->at(row(pass), column() / 8); }
 };
 
 }   // namespace tile

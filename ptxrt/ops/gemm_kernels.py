@@ -437,6 +437,10 @@ gemm_bf16 = _declare(
         case(10, 500, 392, tile=64, ending="mxfp8", swizzled=1, multiprocessors=1),
         case(16, 70, 520, tile=64, out_bf16=True, residual_bf16=True, bias_bf16=True),
         case(129, 257, 512, tile=128, out_f32=True, format="bf16"),
+        # rows stored as pairs of 16 bits: with a residual, activated, rows and columns that end amid a tile
+        case(150, 200, 136, 2, tile=128, out_bf16=True, residual_bf16=True, bias_bf16=True, multiprocessors=1),
+        case(70, 136, 72, tile=64, out_f16=True, residual_f16=True, bias_f16=True, activation=2, alpha=0.25),
+        case(130, 128, 40, tile=128, out_bf16=True, activation=4, format="bf16"),
         *epilogue_cases(64),
         *(dict(x, format="bf16") for x in epilogue_cases(128)),
         *group_cases(64),
