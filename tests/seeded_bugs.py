@@ -342,6 +342,14 @@ BUGS = [
     ),
     Bug(
         "products",
+        "a_run_longer_than_the_ring_copied_at_once",
+        "gemm_few_bf16",
+        "op/gemm_small.cuh",
+        "end - begin <= Ring::stages * Ring::units ?",
+        "end > begin ?",
+    ),
+    Bug(
+        "products",
         "last_tile_of_a_group_reaches_into_the_next",
         "gemm_bf16",
         "op/gemm.cuh",

@@ -54,7 +54,8 @@ struct TilePlace {
 
     // Consecutive blocks take the tiles of a band of eight rows of tiles, column by column, so that their rows of A and
     // B hit the L2. Each group begins with a new tile; a block without a tile gets there = false.
-    template <int tile_rows, int tile_cols, bool walks = false>
+    // undivided: a single row of tiles skips the divisions, which few rows would wait for.
+    template <int tile_rows, int tile_cols, bool walks = false, bool undivided = false>
     __device__ static TilePlace of_block(const GemmOptions &options) {
         constexpr int band = 8;
         TilePlace place;
@@ -62,8 +63,9 @@ struct TilePlace {
         if (walks && tiles > blocks) place.tiles = ceil_div(tiles, blocks);
         const int first = blockIdx.y / band * band, height = min(int(gridDim.y) - first, band);
         const uint32_t of_band = blockIdx.y % band * gridDim.x + blockIdx.x;
-        int row_tile = first + of_band % height;
-        place.first_col = of_band / height * place.tiles * tile_cols;
+        int row_tile = 0, col_tile = blockIdx.x;
+        if (!undivided || gridDim.y > 1) row_tile = first + of_band % height, col_tile = of_band / height;
+        place.first_col = col_tile * place.tiles * tile_cols;
         place.matrix = place.group = blockIdx.z;
         place.end_row = options.rows;
         place.fills = row_tile == 0 && blockIdx.z == gridDim.z - 1;

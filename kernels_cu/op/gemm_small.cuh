@@ -68,15 +68,24 @@ struct FewRing {
     [[no_unique_address]] std::conditional_t<scaled, Pages, NoPages> scales;
 };
 
+// Whether loads of many rows of A wait in shared memory: two blocks of a multiprocessor lack the registers for them.
+template <class FormatA>
+constexpr bool few_stages_a = few_blocks > 1 && FormatA::bits == 16;
+
 template <class FormatA, class FormatB>
 struct FewShared {
     static constexpr int rows = few_rows<FormatA>;
+    struct StagedA {
+        uint4 fragment[few_warps][rows / 8][32];   // of each warp; a chunk of each lane
+    };
+    struct NoStagedA {};
     union Warp {
         FewRing<FormatB> ring;
         tile::AccumulatorStaging<few_cols> staging[rows / 16];
     };
     Warp warp[few_warps];
     const uint8_t *codes_of_a[rows], *scales_of_a[rows];   // where rows of A begin
+    [[no_unique_address]] std::conditional_t<few_stages_a<FormatA>, StagedA, NoStagedA> staged_a;
 };
 
 // A lane's part of A: row g of each of `tiles` fragments, and 16 of the 64 bytes of each step. Loads run ahead of their
@@ -86,8 +95,14 @@ struct FewRowsOfA {
     static constexpr int values = 128 / Format::bits, parts = values / 8;   // of a lane in a step; groups of eight
     using Share = tile::StepShare<values>;
     static constexpr bool held = tiles <= 2;   // whether pointers are in registers
-    // Loads in flight: two steps of few tiles, half a step of many, or one step if parts share words.
-    static constexpr int slots = held ? 2 * tiles : parts > 1 ? tiles : tiles / 2, pointers = held ? tiles : 1;
+    static constexpr bool staged = !held && few_stages_a<Format>;
+    // Loads in flight: two steps of few tiles, half a step of many, or one step if parts share words or loads wait in
+    // shared memory.
+    static constexpr int slots = held                  ? 2 * tiles
+                                 : parts > 1 || staged ? tiles
+                                                       : tiles / 2,
+                         pointers = held ? tiles : 1;
+    static constexpr int groups = staged ? slots / 2 : 0;   // of copies in flight, each of two fragments
     static constexpr int scale_count = scales_of_run<Format, values>,
                          step_blocks = 4 * values / values_of_scale<Format>;
     const uint8_t *const *codes_of, *const *scales_of;   // where rows begin, of row g on
@@ -96,19 +111,23 @@ struct FewRowsOfA {
     int left;                    // bytes from there to the end of a row
     int blocks = 0, block = 0;   // scales of a row; this lane's first one of the unit
     bool swizzled = false;
-    uint32_t word[slots][4];
+    uint4 *chunks;   // of this lane in shared memory
+    int there;       // rows of the block from this lane's first one on
+    uint32_t word[staged ? 1 : slots][4];
     uint32_t scale[slots][scale_count > 0 ? scale_count : 1];
 
     // From value `first` on.
-    __device__ FewRowsOfA(const Shared &shared, const OperandRows &operand, int first)
+    __device__ FewRowsOfA(Shared &shared, const OperandRows &operand, int first, int warp, int rows)
         : codes_of(shared.codes_of_a + Share::row()), scales_of(shared.scales_of_a + Share::row()) {
+        there = rows - Share::row();
+        if constexpr (staged) chunks = &tile::of_lane(shared.staged_a.fragment[warp][0]);
         at = (first + Share::first()) * Format::bits / 8;
         left = operand.bytes - int(at);
 #pragma unroll
         for (int i = 0; i < pointers; ++i) codes[i] = codes_of[8 * i];
     }
-    __device__ FewRowsOfA(const Shared &shared, const BlockRows &operand, int first)
-        : FewRowsOfA(shared, static_cast<const OperandRows &>(operand), first) {
+    __device__ FewRowsOfA(Shared &shared, const BlockRows &operand, int first, int warp, int rows)
+        : FewRowsOfA(shared, static_cast<const OperandRows &>(operand), first, warp, rows) {
         block = (first + Share::first()) / Format::block, blocks = operand.places.blocks;
         swizzled = operand.places.swizzled;
 #pragma unroll
@@ -125,8 +144,13 @@ struct FewRowsOfA {
         const int step = number / tiles, tile = number % tiles;
         const uint8_t *const from = (held ? codes[tile % pointers] : begin_of(codes_of[8 * tile])) + at + 64 * step;
         const bool present = left > 64 * step;
-        uint32_t (&words)[4] = word[number % slots];
-        if constexpr (held || few_blocks > 1) {
+        uint32_t (&words)[4] = word[staged ? 0 : number % slots];
+        if constexpr (staged) {
+            // Rows past the end are zeros: all blocks would meet at the last one in the L2, which these copies read.
+            ptx::cp_async_cg_16(static_cast<uint32_t>(__cvta_generic_to_shared(chunks + 32 * (number % slots))), from,
+                                present && 8 * tile < there);
+            if (number % 2 == 1) ptx::cp_async_commit_group();
+        } else if constexpr (held || few_blocks > 1) {
             ptx::ld_global_nc_16(words, from, present);
         } else {   // a branch, so that the pointer needs no register before and behind it
             const uint4 chunk = present ? __ldg(reinterpret_cast<const uint4 *>(from)) : uint4{};
@@ -140,6 +164,17 @@ struct FewRowsOfA {
                 const int place = swizzled ? of_row / 4 * tile::scale_tile_bytes + of_row % 4 : of_row;
                 scale[number % slots][j] = of_row < blocks ? __ldg(row_scales + place) : 0;
             }
+        }
+    }
+    // The words of a loaded fragment.
+    __device__ const uint32_t (&words_of(int number))[4] {
+        if constexpr (staged) {
+            if (number % 2 == 0) ptx::cp_async_wait_group<groups - 1>();   // the younger ones stay in flight
+            const uint4 chunk = chunks[32 * (number % slots)];
+            word[0][0] = chunk.x, word[0][1] = chunk.y, word[0][2] = chunk.z, word[0][3] = chunk.w;
+            return word[0];
+        } else {
+            return word[number % slots];
         }
     }
     // Moves on by some steps, which use every slot equally often.
@@ -279,6 +314,11 @@ struct FewCopies {
         }
     }
 
+    // How many lines to start before the first is read: those of a run that fits in the ring at once.
+    __device__ int lines_at_first() const {
+        return end - begin <= Ring::stages * Ring::units ? Ring::stages : Ring::stages - 1;
+    }
+
     // Starts copying the next line. Past the end of the run, its group is empty.
     __device__ void start() {
         if (filled < end) {
@@ -400,11 +440,11 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     const int warp = ptx::of_this_branch(threadIdx.x / 32);
     Ring &ring = shared.warp[warp].ring;
     FewCopies<FormatB, values * FormatB::bits / 8> copies(ring, b, options, place, warp);
-#pragma unroll
-    for (int i = 0; i < Ring::stages - 1; ++i) copies.start();
+#pragma unroll 1
+    for (int i = 0; i < copies.lines_at_first(); ++i) copies.start();
     // The first fragments of A.
     ptx::bar_sync();   // all threads see where rows of A begin
-    PartOfA rows_a(shared, a, copies.begin * Ring::unit);
+    PartOfA rows_a(shared, a, copies.begin * Ring::unit, warp, place.end_row - place.first_row);
 #pragma unroll
     for (int i = 0; i < PartOfA::slots; ++i) rows_a.load(i);
 
@@ -415,7 +455,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     // All lines of the run.
 #pragma unroll 1
     for (int unit = copies.begin; unit < copies.end; unit += Ring::units) {
-        ptx::cp_async_wait_group<Ring::stages - 2>();
+        ptx::cp_async_wait_group<Ring::stages - 2 + PartOfA::groups>();
         ptx::bar_warp_sync();   // all lanes see this stage and have read the one before it
         copies.start();
         const int unit_in_page = (unit - copies.begin) % Ring::page_units;
@@ -456,7 +496,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
                         uint32_t pairs_a[4], scale = 0;
                         if constexpr (FormatA::bits < 16)
                             scale = Runs::factors(rows_a.scale[slot][8 * part / values_of_scale<FormatA>] * 0x101u);
-                        pairs_of<Runs, FormatA, Element, order, false>(rows_a.word[slot], part, pairs_a, scale);
+                        pairs_of<Runs, FormatA, Element, order, false>(rows_a.words_of(number), part, pairs_a, scale);
 #pragma unroll
                         for (int half = 0; half < 2; ++half) {
                             const tile::FragmentB of_a = {pairs_a[2 * half], pairs_a[2 * half + 1]};
@@ -492,7 +532,7 @@ template <class FormatA, class FormatB, class RowsA, class RowsB>
 __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const GemmOptions &options) {
     auto &shared = ::shared<FewShared<FormatA, FormatB>>();
     constexpr int most = few_rows<FormatA>;
-    const TilePlace place = TilePlace::of_block<most, few_cols>(options);
+    const TilePlace place = TilePlace::of_block<most, few_cols, false, true>(options);
     if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
     if (!place.there) return;
     // Where rows of A begin.
