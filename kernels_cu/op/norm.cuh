@@ -399,11 +399,11 @@ __device__ inline bool is_held(const NormOptions &options, const TypedRows<const
     return place.shares <= norm_shares && !options.rounds && (options.centered || bias.type == bias.none);
 }
 
-// Starts copying a lane's shares of a row to shared memory, if it is below `end`.
+// Starts copying a lane's shares of a row to shared memory, if the first row of the block is below `end`.
 template <class Element>
 __device__ inline void begin_held(KeptRows &kept, const NormInput<Element> &input, const Produced &y,
                                   const NormLanes &place, uint32_t row, uint32_t end) {
-    if (row < end) {
+    if (row - place.row() < end) {
         const Element *source = input.x + min(row, uint32_t(y.rows) - 1) * input.x_stride + place.column(0);
 #pragma unroll
         for (int i = 0; i < norm_shares; ++i)
