@@ -1636,8 +1636,8 @@ BUGS = [
         "this_row_for_the_next_one",
         "norm_rows",
         "op/norm.cuh",
-        "begin_held(shared.kept, input, y, place, row + step, end);",
-        "begin_held(shared.kept, input, y, place, row, end);",
+        "begin_held(shared.kept, input, y, place, first + step, end);",
+        "begin_held(shared.kept, input, y, place, first, end);",
     ),
     Bug(
         "produce",

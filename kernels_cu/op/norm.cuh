@@ -399,12 +399,13 @@ __device__ inline bool is_held(const NormOptions &options, const TypedRows<const
     return place.shares <= norm_shares && !options.rounds && (options.centered || bias.type == bias.none);
 }
 
-// Starts copying a lane's shares of a row to shared memory, if the first row of the block is below `end`.
+// Starts copying a lane's shares of a row to shared memory, if `first`, the first row of the block, is below `end`.
 template <class Element>
 __device__ inline void begin_held(KeptRows &kept, const NormInput<Element> &input, const Produced &y,
-                                  const NormLanes &place, uint32_t row, uint32_t end) {
-    if (row - place.row() < end) {
-        const Element *source = input.x + min(row, uint32_t(y.rows) - 1) * input.x_stride + place.column(0);
+                                  const NormLanes &place, uint32_t first, uint32_t end) {
+    if (first < end) {
+        const Element *source =
+            input.x + min(first + place.row(), uint32_t(y.rows) - 1) * input.x_stride + place.column(0);
 #pragma unroll
         for (int i = 0; i < norm_shares; ++i)
             if (place.column(i) < y.cols) kept.begin(i, source + i * place.lanes * produce_share);
@@ -422,12 +423,13 @@ __device__ __forceinline__ void norm_held(NormHeldShared &shared, const NormInpu
     const uint32_t end = y.end(), step = gridDim.x * place.rows();
     int turn = 0;
 #pragma unroll 1
-    for (uint32_t row = blockIdx.x * place.rows() + place.row(); row - place.row() < end; row += step) {
+    for (uint32_t first = blockIdx.x * place.rows(); first < end; first += step) {
+        const uint32_t row = first + place.row();
         ptx::cp_async_wait_group<0>();
         float values[norm_shares][2][8];
 #pragma unroll
         for (int i = 0; i < norm_shares; ++i) shared.kept.get<Element>(i, values[i]);
-        begin_held(shared.kept, input, y, place, row + step, end);
+        begin_held(shared.kept, input, y, place, first + step, end);
         const RowMoments moments = held_moments<centered>(shared.sums, turn, place, cols, options.eps, values);
         const auto target = y.row<form>(row);
 #pragma unroll
@@ -464,7 +466,7 @@ __device__ __forceinline__ bool norm_held(NormHeldShared &shared, const NormInpu
     const bool many = y.end() + int64_t(gridDim.x) * produce_threads > INT32_MAX;   // rows, for numbers of 32 bits
     if (many || (!y.quantizes() && !y.out.template holds<Element>()) || y.form() == Form::any) return false;
     shared.kept.clear_behind<Element>(place, norm_shares, y.cols);
-    begin_held(shared.kept, input, y, place, blockIdx.x * place.rows() + place.row(), y.end());
+    begin_held(shared.kept, input, y, place, blockIdx.x * place.rows(), y.end());
     HeldWeights weights;
     weights.fuses = usual_norm<Element>(options, weight, bias) == UsualNorm::centered;
 #pragma unroll

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "../kernel.cuh"
+#include "../ptx/cvt_scaled.cuh"
 #include "../tile/rows.cuh"
 #include "ending.cuh"
 
@@ -207,6 +208,18 @@ __device__ inline void round_values(float (&values)[2][8]) {
     share.unpack(0, values);
 }
 
+// encode_share() of mxfp4 in fewer instructions.
+__device__ inline uint32_t encode_mxfp4_share(const float (&values)[2][8], tile::ScaleRule rule,
+                                              tile::LaneCodes<4, 2> &codes) {
+    const float amax = ptx::max_nan_f32(tile::amax_of(values[0]), tile::amax_of(values[1]));
+    const uint32_t scale = tile::mx_scale<tile::E2m1>(tile::RunBlocks<tile::mx_block, produce_share>::amax(amax), rule);
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+        codes.word[i] = ptx::cvt_rn_satfinite_e2m1x8_scaled(values[i], tile::ue8m0_reciprocal(scale));
+    if (scale == tile::ue8m0_nan) codes.clear();
+    return scale;
+}
+
 // What a kernel writes: `any`, as it was called, or that one alone. Of nvfp4 it is the rule of the largest value.
 enum class Form { any, bf16, f16, f32, mxfp8, mxfp4, nvfp4 };
 
@@ -320,8 +333,11 @@ struct Produced {
 private:
     template <class Format>
     __device__ void store_mx(const Row &row, int column, bool stored, const float (&values)[2][8]) const {
+        const tile::ScaleRule rule = tile::ScaleRule(quantized.rule);
         tile::LaneCodes<Format::bits, 2> codes;
-        const uint32_t scale = encode_share<Format>(values, tile::ScaleRule(quantized.rule), codes);
+        uint32_t scale;
+        if constexpr (Format::bits == 4) scale = encode_mxfp4_share(values, rule, codes);
+        else scale = encode_share<Format>(values, rule, codes);
         if (stored) put<tile::mx_block>(row, column, codes, scale);
     }
     template <bool better_of_two>
