@@ -162,7 +162,7 @@ _QUANTIZED = [
             40, 800, out_bf16=True, weight_f32=True, bias_f32=True, eps=1e-5, centered=1, blocks=2, format="bf16"
         ),
         ending_case(40, 96, out_f16=True, weight_f32=True, offset=1.0, eps=1e-6, blocks=1, format="f16"),
-        ending_case(40, 96, "mxfp4", 1, eps=0.0, weight_f32=True, blocks=1, format="bf16"),
+        ending_case(40, 96, "mxfp4", 1, eps=0.0, weight_f32=True, offset=0.5, blocks=1, format="bf16"),
         ending_case(40, 544, "nvfp4", eps=0.0, weight_bf16=True, centered=1, blocks=2, format="f16"),
         ending_case(10, 1200, "mxfp4", 1, rule=1, eps=0.0, weight_f32=True, centered=1, format="bf16"),
         ending_case(
