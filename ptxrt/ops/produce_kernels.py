@@ -242,6 +242,7 @@ def norm_rows(
     cases=[
         *(ending_case(7, 100, out_f32=True, activation=activation) for activation in range(1, 5)),
         ending_case(40, 384, out_bf16=True, activation=2),
+        ending_case(70, 96, "mxfp8", 1, activation=1, blocks=1, format="bf16"),
         ending_case(3, 1, out_f16=True, activation=3),
         *(
             ending_case(rows, cols, name, swizzled, rule=rule, activation=1)
