@@ -2,10 +2,10 @@
 #include "kernel.cuh"
 #include "op/norm.cuh"
 
-// With 16-bit elements three blocks fit on a multiprocessor. The usual loops then reload one to four words per row.
-#define INSTANCE(suffix, Element, blocks, spilled)                                                                     \
-    KERNEL(norm_rows##suffix, .threads = {op::produce_threads}, .shared_bytes = sizeof(op::NormRowsShared),            \
-           .min_blocks = blocks, .spill_bytes = spilled)                                                               \
+// Two blocks on a multiprocessor leave the registers for a row and its weights.
+#define INSTANCE(suffix, Element)                                                                                      \
+    KERNEL(norm_rows##suffix, .threads = {op::produce_threads}, .shared_bytes = sizeof(op::NormHeldShared),            \
+           .min_blocks = 2)                                                                                            \
     (const Element *x,                                                                    /* [rows, cols] */           \
      const Element *residual,                                                             /* [rows, cols] or null */   \
      const float *weight_f32, const __half *weight_f16, const __nv_bfloat16 *weight_bf16, /* [cols] or null */         \
@@ -17,7 +17,7 @@
      int64_t total_row, PRODUCED_STRIDES) {                                                                            \
         const op::OutputRows out = {out_bf16, out_f16, out_f32,                                                        \
                                     op::stride_of(out_bf16, out_f16, out_bf16_row, out_f16_row, out_f32_row)};         \
-        op::norm_rows<Element>(shared<op::NormRowsShared>(), {x, residual, total, x_row, residual_row, total_row},     \
+        op::norm_rows<Element>(shared<op::NormHeldShared>(), {x, residual, total, x_row, residual_row, total_row},     \
                                {{weight_bf16, weight_f16, weight_f32, 0},                                              \
                                 {bias_bf16, bias_f16, bias_f32, 0},                                                    \
                                 eps,                                                                                   \
@@ -30,6 +30,6 @@
                                });                                                                                     \
     }
 
-INSTANCE(_f32, float, 2, 0)
-INSTANCE(_f16, __half, 3, 192)
-INSTANCE(_bf16, __nv_bfloat16, 3, 192)
+INSTANCE(_f32, float)
+INSTANCE(_f16, __half)
+INSTANCE(_bf16, __nv_bfloat16)

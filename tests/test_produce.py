@@ -91,6 +91,7 @@ def test_against_float64(text_machine, name, dtype):
         ("mxfp8", "floor"),
         ("mxfp4", None),
         ("mxfp4", "ceil"),
+        ("mxfp4", "floor"),
         ("nvfp4", None),
         ("nvfp4", "four_over_six"),
     ],
@@ -381,12 +382,22 @@ def forms_of(call, x, plain, layout):
         np.testing.assert_array_equal(got.scales, want.scales)
 
 
-@pytest.mark.parametrize("name, dtype", [("rmsnorm", np.float16), ("layernorm", np.float16), ("layernorm", BF16)])
-def test_norms_in_every_form(text_machine, monkeypatch, name, dtype):
-    """Weights of x's type, rows of 16 and of 64 lanes. One block takes all rows in turn."""
+@pytest.mark.parametrize(
+    "name, dtype, of_weights",
+    [
+        ("rmsnorm", np.float16, np.float16),
+        ("rmsnorm", BF16, np.float32),
+        ("layernorm", np.float16, np.float16),
+        ("layernorm", BF16, BF16),
+        ("layernorm", BF16, np.float32),
+    ],
+)
+def test_norms_in_every_form(text_machine, monkeypatch, name, dtype, of_weights):
+    """Rows of 16 and of 64 lanes. One block takes all rows in turn."""
     monkeypatch.setattr(produce_kernels, "_fewer", lambda *blocks: 1)
     for rows, cols, layout in (18, 512, "128x4"), (5, 1056, "linear"):
-        x, weight, bias = (normal(*size, dtype=dtype, seed=3) for size in ((rows, cols), (cols,), (cols,)))
+        x = normal(rows, cols, dtype=dtype, seed=3)
+        weight, bias = (normal(cols, dtype=of_weights, seed=seed) for seed in (3, 4))
         given = (weight, bias)[: 1 + (name == "layernorm")]
         call = lambda x, **options: getattr(ptxrt, name)(x, *given, **options)
         plain = call(x, out_dtype=np.float32)

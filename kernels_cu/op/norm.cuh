@@ -157,11 +157,42 @@ struct NormRowsShared {
     KeptRows kept;
 };
 
-// What the output of a row takes from the row: its mean in two parts, of which `rest` is the rounding error, and 1 /
-// sqrt(s + eps).
+// The same with the biases of a thread's shares, which take the half of `kept` that a row of 16-bit elements leaves,
+// and as much again.
+struct NormHeldShared : NormRowsShared {
+    static constexpr int first = KeptRows::chunks / 2;
+    uint4 more[KeptRows::chunks / 2][produce_threads];
+
+    __device__ uint4 &term(int i) {
+        return i < first ? kept.chunk[first + i][threadIdx.x] : more[i - first][threadIdx.x];
+    }
+    __device__ void put_terms(int share, const float (&values)[2][8]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float four[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) four[j] = values[i / 2][i % 2 * 4 + j];
+            term(4 * share + i) = tile::pack(four, float{});
+        }
+    }
+    __device__ void get_terms(int share, float (&values)[2][8]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float four[4];
+            tile::unpack(term(4 * share + i), four, float{});
+#pragma unroll
+            for (int j = 0; j < 4; ++j) values[i / 2][i % 2 * 4 + j] = four[j];
+        }
+    }
+};
+
+// What the output of a row takes from the row: its mean in two parts, of which `rest` is the rounding error, and
+// norm_factor(s, eps).
 struct RowMoments {
     float mean, rest, factor;
 };
+
+__device__ inline float norm_factor(float squares, float eps) { return 1.0f / sqrtf(squares + eps); }
 
 // The moments of a row, whose order depends on `cols` alone. each_share(add) calls add(column, values) for the shares
 // of a lane. Called by the whole block. whole: of a whole row. threads: of each lane.
@@ -198,7 +229,44 @@ __device__ inline RowMoments row_moments(NormShared &shared, int &turn, const No
         });
         squares = row_sums<false, threads>(shared, turn, place.lanes, {sum.x + sum.y, 0.0f}).x / count;
     }
-    row.factor = 1.0f / sqrtf(squares + eps);
+    row.factor = norm_factor(squares, eps);
+    return row;
+}
+
+// The moments of a held row, from the same sums. Shares past the end of a row are zeros, which change no sum. With
+// `centered` values become their differences from the mean.
+template <bool centered>
+__device__ inline RowMoments held_moments(NormShared &shared, int &turn, const NormLanes &place, int cols, float eps,
+                                          float (&values)[norm_shares][2][8]) {
+    const float count = cols;
+    const auto each = [&](auto &&take) {
+#pragma unroll
+        for (int i = 0; i < norm_shares; ++i)
+#pragma unroll
+            for (int j = 0; j < 16; ++j) take(values[i][j / 8][j % 8], i, j / 8);
+    };
+    RowMoments row = {0.0f, 0.0f};
+    float squares, of_half[2] = {};
+    if constexpr (centered) {
+        each([&](float value, int, int half) { of_half[half] += value; });
+        row.mean = row_sums<false>(shared, turn, place.lanes, {of_half[0] + of_half[1], 0.0f}).x / count;
+        float mean[norm_shares];
+        float2 sum = {};
+#pragma unroll
+        for (int i = 0; i < norm_shares; ++i) mean[i] = place.column(i) < cols ? row.mean : 0.0f;
+        each([&](float &value, int share, int) {
+            value -= mean[share];
+            sum.x += value;
+            sum.y = fmaf(value, value, sum.y);
+        });
+        sum = row_sums<true>(shared, turn, place.lanes, sum);
+        row.rest = sum.x / count;
+        squares = sum.y / count - row.rest * row.rest;
+    } else {
+        each([&](float value, int, int half) { of_half[half] = fmaf(value, value, of_half[half]); });
+        squares = row_sums<false>(shared, turn, place.lanes, {of_half[0] + of_half[1], 0.0f}).x / count;
+    }
+    row.factor = norm_factor(squares, eps);
     return row;
 }
 
@@ -317,78 +385,125 @@ __device__ inline void norm_usual_share(const RowMoments &row, float offset, con
     }
 }
 
-// Whether a usual norm holds a row in registers: of 16-bit elements, into the same type or into mxfp4. The other
-// outputs leave too few registers: they spilled and were slower.
-template <class Element, UsualNorm usual, Form form>
-constexpr bool holds_rows =
-    sizeof(Element) == 2 && usual == UsualNorm::scaled && (form == form_of<Element> || form == Form::mxfp4);
+// What held rows need of the weights, in floats: factors in registers, biases in shared memory, where they take no
+// registers. Each thread has those of its own shares.
+struct HeldWeights {
+    float factors[norm_shares][2][8];   // weight + offset
+    bool fuses;                         // the last product and sum; see norm_usual_share()
+};
 
-// The usual norms by the root mean square of x alone, of whole rows whose lanes have at most `norm_shares` shares. A
-// row is held in registers; its share in shared memory takes the row after the next one, so that two rows are in
-// flight.
-template <class Element, Form form>
-__device__ __forceinline__ void norm_held(NormRowsShared &shared, const NormInput<Element> &input,
-                                          const NormOptions &options, const Produced &y) {
-    static_assert(2 * norm_shares <= KeptRows::shares<Element>, "two rows fit");
-    KeptRows &kept = shared.kept;
-    const NormLanes place(y.cols);
-    const int cols = y.cols, step = place.lanes * produce_share;
-    const int64_t end = y.end(), blocks_rows = int64_t(gridDim.x) * place.rows();
-    const bool there[norm_shares] = {place.column(0) < cols, place.column(1) < cols};
-    const auto begin = [&](int64_t first, int at) {
-        if (first < end) {
-            const Element *source = input.x + y.present(first + place.row()) * input.x_stride + place.column(0);
-#pragma unroll
-            for (int i = 0; i < norm_shares; ++i)
-                if (there[i]) kept.begin(at + i, source + i * step);
-        }
-        ptx::cp_async_commit_group();
-    };
-    int64_t first = int64_t(blockIdx.x) * place.rows();
-    begin(first, 0);
-    begin(first + blocks_rows, norm_shares);
-    const TypedRows<const char> weight(options.weight), bias(options.bias);
-    int turn = 0, at = 0;
-#pragma unroll 1
-    for (; first < end; first += blocks_rows, at ^= norm_shares) {
-        ptx::cp_async_wait_group<1>();
-        float values[norm_shares][2][8] = {};
+// Whether rows and their weights are held: the usual forms of x alone, without roundings, of whole rows whose lanes
+// have at most `norm_shares` shares.
+template <class Element>
+__device__ inline bool is_held(const NormOptions &options, const TypedRows<const char> &bias, const NormLanes &place) {
+    return place.shares <= norm_shares && !options.rounds && (options.centered || bias.type == bias.none);
+}
+
+// Starts copying a lane's shares of a row to shared memory, if `first`, the first row of the block, is below `end`.
+template <class Element>
+__device__ inline void begin_held(KeptRows &kept, const NormInput<Element> &input, const Produced &y,
+                                  const NormLanes &place, uint32_t first, uint32_t end) {
+    if (first < end) {
+        const Element *source =
+            input.x + min(first + place.row(), uint32_t(y.rows) - 1) * input.x_stride + place.column(0);
 #pragma unroll
         for (int i = 0; i < norm_shares; ++i)
-            if (there[i]) kept.get<Element>(at + i, values[i]);
-        begin(first + 2 * blocks_rows, at);
-        const RowMoments moments =
-            row_moments<true>(shared.sums, turn, place, cols, false, options.eps, [&](auto &&add) {
+            if (place.column(i) < y.cols) kept.begin(i, source + i * place.lanes * produce_share);
+    }
+    ptx::cp_async_commit_group();
+}
+
+// Norms of held rows. While a row is in registers, the next one is copied to shared memory. Shares past the end of a
+// row are zeros there.
+template <class Element, bool centered, Form form>
+__device__ __forceinline__ void norm_held(NormHeldShared &shared, const NormInput<Element> &input,
+                                          const NormOptions &options, const HeldWeights &weights, const Produced &y,
+                                          const NormLanes &place) {
+    const int cols = y.cols;
+    const uint32_t end = y.end(), step = gridDim.x * place.rows();
+    int turn = 0;
+#pragma unroll 1
+    for (uint32_t first = blockIdx.x * place.rows(); first < end; first += step) {
+        const uint32_t row = first + place.row();
+        ptx::cp_async_wait_group<0>();
+        float values[norm_shares][2][8];
 #pragma unroll
-                for (int i = 0; i < norm_shares; ++i)
-                    if (there[i]) add(place.column(i), values[i]);
-            });
-        const int64_t row = first + place.row();
+        for (int i = 0; i < norm_shares; ++i) shared.kept.get<Element>(i, values[i]);
+        begin_held(shared.kept, input, y, place, first + step, end);
+        const RowMoments moments = held_moments<centered>(shared.sums, turn, place, cols, options.eps, values);
         const auto target = y.row<form>(row);
 #pragma unroll
         for (int i = 0; i < norm_shares; ++i) {
-            const int column = place.column(i);
-            norm_usual_share<Element, false>(moments, options.offset, weight, bias, there[i] ? column : 0, values[i]);
-            y.store<true, form>(target, column, values[i]);
+            const auto each = [&](auto &&change) {
+#pragma unroll
+                for (int j = 0; j < 16; ++j) change(values[i][j / 8][j % 8], weights.factors[i][j / 8][j % 8], j);
+            };
+            if constexpr (centered) {
+                float terms[2][8];
+                shared.get_terms(i, terms);
+                each([&](float &value, float, int) { value = (value - moments.rest) * moments.factor; });
+                if (weights.fuses)
+                    each([&](float &value, float factor, int j) { value = fmaf(value, factor, terms[j / 8][j % 8]); });
+                else
+                    each([&](float &value, float factor, int j) {
+                        value = __fadd_rn(__fmul_rn(value, factor), terms[j / 8][j % 8]);
+                    });
+            } else {
+                each([&](float &value, float factor, int) { value = value * moments.factor * factor; });
+            }
+            y.store<true, form>(target, place.column(i), values[i]);
         }
         if (row >= y.rows && row < end) y.clear<form>(row, place.lane(), place.lanes);
     }
 }
 
+// Loads the weights and calls norm_held() for the form of y. False if it is not a usual one.
+template <class Element>
+__device__ __forceinline__ bool norm_held(NormHeldShared &shared, const NormInput<Element> &input,
+                                          const NormOptions &options, const TypedRows<const char> &weight,
+                                          const TypedRows<const char> &bias, const Produced &y,
+                                          const NormLanes &place) {
+    const bool many = y.end() + int64_t(gridDim.x) * produce_threads > INT32_MAX;   // rows, for numbers of 32 bits
+    if (many || (!y.quantizes() && !y.out.template holds<Element>()) || y.form() == Form::any) return false;
+    shared.kept.clear_behind<Element>(place, norm_shares, y.cols);
+    begin_held(shared.kept, input, y, place, blockIdx.x * place.rows(), y.end());
+    HeldWeights weights;
+    weights.fuses = usual_norm<Element>(options, weight, bias) == UsualNorm::centered;
+#pragma unroll
+    for (int i = 0; i < norm_shares; ++i) {
+        const int column = place.column(i) < y.cols ? place.column(i) : 0;   // past the end, any share
+        // Products with 1 and sums with -0 change no bit.
+        float (&factors)[2][8] = weights.factors[i], terms[2][8];
+#pragma unroll
+        for (int j = 0; j < 16; ++j) factors[j / 8][j % 8] = 1.0f, terms[j / 8][j % 8] = -0.0f;
+        if (weight.type) {
+            weight.load<true>(column, produce_share, factors);
+#pragma unroll
+            for (int j = 0; j < 16; ++j) factors[j / 8][j % 8] += options.offset;
+        }
+        if (options.centered) {
+            if (bias.type) bias.load<true>(column, produce_share, terms);
+            shared.put_terms(i, terms);
+        }
+    }
+    with_usual_form<Element>(y, [&](auto form) {
+        if (options.centered) norm_held<Element, true, form>(shared, input, options, weights, y, place);
+        else norm_held<Element, false, form>(shared, input, options, weights, y, place);
+    });
+    return true;
+}
+
 // Norms of x alone, of whole rows that fit. A row is kept in shared memory as loaded. The output takes a share from
 // there for the last time and starts copying the same share of the next row to its place.
-//
-// usual: which case of options this is; `any` tells it at run time.
-template <class Element, UsualNorm usual, Form form>
-__device__ __forceinline__ void norm_copies(NormRowsShared &shared, const NormInput<Element> &input,
+template <class Element>
+__device__ __forceinline__ void norm_copies(NormHeldShared &shared, const NormInput<Element> &input,
                                             const NormOptions &options, const Produced &y) {
     KeptRows &kept = shared.kept;
     const NormLanes place(y.cols);
     const int cols = y.cols, step = place.lanes * produce_share, column_0 = place.column(0);
     const int64_t end = y.end(), blocks_rows = int64_t(gridDim.x) * place.rows();
     const TypedRows<const char> weight(options.weight), bias(options.bias);
-    const bool centered = usual == UsualNorm::any ? options.centered : usual == UsualNorm::centered;
-    const bool fuses = usual == UsualNorm::any && usual_norm<Element>(options, weight, bias) == UsualNorm::centered;
+    const bool fuses = usual_norm<Element>(options, weight, bias) == UsualNorm::centered;
     const auto source = [&](int64_t row) { return input.x + y.present(row) * input.x_stride; };
     kept.clear_behind<Element>(place, place.shares, cols);
     int64_t first = int64_t(blockIdx.x) * place.rows();
@@ -405,7 +520,7 @@ __device__ __forceinline__ void norm_copies(NormRowsShared &shared, const NormIn
         ptx::cp_async_commit_group();
         ptx::cp_async_wait_group<0>();
         const RowMoments moments =
-            row_moments<true>(shared.sums, turn, place, cols, centered, options.eps, [&](auto &&add) {
+            row_moments<true>(shared.sums, turn, place, cols, options.centered, options.eps, [&](auto &&add) {
 #pragma unroll 1
                 for (int share = 0, column = column_0; share < place.shares && column < cols; ++share, column += step) {
                     float values[2][8];
@@ -413,7 +528,7 @@ __device__ __forceinline__ void norm_copies(NormRowsShared &shared, const NormIn
                     add(column, values);
                 }
             });
-        const auto target = y.row<form>(row);
+        const auto target = y.row(row);
         const bool more = first + blocks_rows < end;
         const Element *next = source(row + blocks_rows) + column_0;
 #pragma unroll 1
@@ -422,15 +537,12 @@ __device__ __forceinline__ void norm_copies(NormRowsShared &shared, const NormIn
             const bool there = column < cols;
             const int at = there ? column : 0;   // past the end, any share
             kept.get<Element>(share, values);
-            if constexpr (usual != UsualNorm::any)
-                norm_usual_share<Element, usual == UsualNorm::centered>(moments, options.offset, weight, bias, at,
-                                                                        values);
-            else if (fuses) norm_usual_share<Element, true>(moments, options.offset, weight, bias, at, values);
+            if (fuses) norm_usual_share<Element, true>(moments, options.offset, weight, bias, at, values);
             else norm_share<true, Element>(moments, options, weight, bias, at, produce_share, values);
             if (more && there) kept.begin(share, next);
-            y.store<true, form>(target, column, values);
+            y.store<true>(target, column, values);
         }
-        if (row >= y.rows && row < end) y.clear<form>(row, place.lane(), place.lanes);
+        if (row >= y.rows && row < end) y.clear(row, place.lane(), place.lanes);
     }
 }
 
@@ -468,7 +580,7 @@ __device__ inline bool is_few(const NormInput<Element> &input, const NormOptions
 // of its shares; each stores eight columns of a share. All loads start before the first value is used: those of weights
 // and biases end in shared memory, where they take no registers.
 template <class Element>
-__device__ __forceinline__ void norm_few(NormRowsShared &shared, const NormInput<Element> &input,
+__device__ __forceinline__ void norm_few(NormHeldShared &shared, const NormInput<Element> &input,
                                          const NormOptions &options, const OutputRows &y, int rows,
                                          const NormLanes &place, int cols) {
     const int thread = threadIdx.x & (place.lanes * few_threads - 1), lane = thread / few_threads;
@@ -559,7 +671,7 @@ __device__ __forceinline__ void norm_few(NormRowsShared &shared, const NormInput
 
 // produced: gives the output rows, `out` or quantized.
 template <class Element, class Make>
-__device__ __forceinline__ void norm_rows(NormRowsShared &shared, const NormInput<Element> &input,
+__device__ __forceinline__ void norm_rows(NormHeldShared &shared, const NormInput<Element> &input,
                                           const NormOptions &options, const OutputRows &out, int64_t rows, int cols,
                                           Make &&produced) {
     const NormLanes place(cols);
@@ -577,18 +689,13 @@ __device__ __forceinline__ void norm_rows(NormRowsShared &shared, const NormInpu
     } else if (sums) {
         norm_sums<Element, true>(shared, input, options, y);
     } else {
-        const TypedRows<const char> weight(options.weight), bias(options.bias);
-        const UsualNorm found = usual_norm<Element>(options, weight, bias);
-        const auto copies = [&](auto usual) {
-            return found == usual && with_usual_form<Element>(y, [&](auto form) {
-                       if constexpr (holds_rows<Element, usual, form>)
-                           if (shares <= norm_shares) return norm_held<Element, form>(shared, input, options, y);
-                       norm_copies<Element, usual, form>(shared, input, options, y);
-                   });
-        };
-        if (copies(std::integral_constant<UsualNorm, UsualNorm::scaled>{})) return;
-        if (copies(std::integral_constant<UsualNorm, UsualNorm::centered>{})) return;
-        norm_copies<Element, UsualNorm::any, Form::any>(shared, input, options, y);
+        if constexpr (sizeof(Element) == 2) {
+            const TypedRows<const char> weight(options.weight), bias(options.bias);
+            if (is_held<Element>(options, bias, place) &&
+                norm_held<Element>(shared, input, options, weight, bias, y, place))
+                return;
+        }
+        norm_copies<Element>(shared, input, options, y);
     }
 }
 

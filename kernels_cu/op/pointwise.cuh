@@ -14,10 +14,8 @@ __device__ inline void activate_rows(const Element *x, int64_t stride, Activatio
     using Raw = RowShares<Element, 1>;
     produce_shares<Element, Raw, true>(
         y, is_whole_rows(x, stride, y.cols),
-        [&](auto whole, int64_t row, int column, Raw &raw) {
-            raw.template load<whole>(x + row * stride, column, y.cols);
-        },
-        [&](const Raw &raw, int64_t, float (&values)[2][8], auto &&taken) {
+        [&](auto whole, auto row, int column, Raw &raw) { raw.template load<whole>(x + row * stride, column, y.cols); },
+        [&](const Raw &raw, auto, float (&values)[2][8], auto &&taken) {
             raw.unpack(0, values);
             taken();
             activate(values, activation);
@@ -30,12 +28,12 @@ __device__ inline void take_rows(const Element *table, int64_t stride, int entri
     using Raw = RowShares<Element, 1>;
     produce_shares<Element, Raw>(
         y, is_whole_rows(table, stride, y.cols),
-        [&](auto whole, int64_t row, int column, Raw &raw) {
+        [&](auto whole, auto row, int column, Raw &raw) {
             const int id = ids[row];
             if (id >= 0 && id < entries) raw.template load<whole>(table + id * stride, column, y.cols);
             else raw.clear();
         },
-        [&](const Raw &raw, int64_t, float (&values)[2][8], auto &&taken) {
+        [&](const Raw &raw, auto, float (&values)[2][8], auto &&taken) {
             raw.unpack(0, values);
             taken();
         });
@@ -52,13 +50,13 @@ __device__ inline void gate_rows(const Element *x, int64_t stride, bool interlea
     const int apart = interleaved ? produce_share : y.cols, width = interleaved ? 2 * y.cols : y.cols;
     produce_shares<Element, Raw, true>(
         y, is_whole_rows(x, stride, y.cols),
-        [&](auto whole, int64_t row, int column, Raw &raw) {
+        [&](auto whole, auto row, int column, Raw &raw) {
             const Element *source = x + row * stride;
             const int at = interleaved ? 2 * column : column;
             raw.part[0].template load<whole>(source, at, width);
             raw.part[1].template load<whole>(source + apart, at, interleaved ? width - apart : width);
         },
-        [&](const Raw &raw, int64_t row, float (&values)[2][8], auto &&taken) {
+        [&](const Raw &raw, auto row, float (&values)[2][8], auto &&taken) {
             float one[2][8], other[2][8];
             raw.part[0].unpack(0, one);
             raw.part[1].unpack(0, other);

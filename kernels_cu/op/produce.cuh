@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "../kernel.cuh"
+#include "../ptx/cvt_scaled.cuh"
 #include "../tile/rows.cuh"
 #include "ending.cuh"
 
@@ -207,6 +208,18 @@ __device__ inline void round_values(float (&values)[2][8]) {
     share.unpack(0, values);
 }
 
+// encode_share() of mxfp4 in fewer instructions.
+__device__ inline uint32_t encode_mxfp4_share(const float (&values)[2][8], tile::ScaleRule rule,
+                                              tile::LaneCodes<4, 2> &codes) {
+    const float amax = ptx::max_nan_f32(tile::amax_of(values[0]), tile::amax_of(values[1]));
+    const uint32_t scale = tile::mx_scale<tile::E2m1>(tile::RunBlocks<tile::mx_block, produce_share>::amax(amax), rule);
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+        codes.word[i] = ptx::cvt_rn_satfinite_e2m1x8_scaled(values[i], tile::ue8m0_reciprocal(scale));
+    if (scale == tile::ue8m0_nan) codes.clear();
+    return scale;
+}
+
 // What a kernel writes: `any`, as it was called, or that one alone. Of nvfp4 it is the rule of the largest value.
 enum class Form { any, bf16, f16, f32, mxfp8, mxfp4, nvfp4 };
 
@@ -245,12 +258,14 @@ struct Produced {
         char *out;                 // or
         uint8_t *codes, *scales;   // of its first block
     };
-    template <Form form = Form::any>
-    __device__ Row row(int64_t number) const {
+    // number: int64_t or, with less arithmetic, uint32_t.
+    template <Form form = Form::any, class Number>
+    __device__ Row row(Number number) const {
         Row row = {number, number < rows, nullptr, nullptr, nullptr};
         if (quantizes(form) && (form != Form::any || quantizes())) {
             row.codes = quantized.codes + number * quantized.code_bytes;
-            row.scales = quantized.scales + quantized.places.at(number, 0);
+            if constexpr (sizeof(Number) == 4) row.scales = quantized.scales + scales_of(number);
+            else row.scales = quantized.scales + quantized.places.at(number, 0);
         } else {
             row.out = out.first + number * out.stride;
         }
@@ -318,8 +333,11 @@ struct Produced {
 private:
     template <class Format>
     __device__ void store_mx(const Row &row, int column, bool stored, const float (&values)[2][8]) const {
+        const tile::ScaleRule rule = tile::ScaleRule(quantized.rule);
         tile::LaneCodes<Format::bits, 2> codes;
-        const uint32_t scale = encode_share<Format>(values, tile::ScaleRule(quantized.rule), codes);
+        uint32_t scale;
+        if constexpr (Format::bits == 4) scale = encode_mxfp4_share(values, rule, codes);
+        else scale = encode_share<Format>(values, rule, codes);
         if (stored) put<tile::mx_block>(row, column, codes, scale);
     }
     template <bool better_of_two>
@@ -328,6 +346,14 @@ private:
         const uint32_t scale =
             encode_nvfp4_share<better_of_two>(values, tile::Nvfp4Global(quantized.global_scale), codes);
         if (stored) put<tile::nvfp4_block>(row, column, codes, scale);
+    }
+
+    // places.at(row, 0), with less arithmetic.
+    __device__ int64_t scales_of(uint32_t row) const {
+        constexpr uint32_t rows = tile::scale_tile_rows, bytes = tile::scale_tile_bytes / tile::scale_tile_blocks;
+        const tile::ScalePlaces &places = quantized.places;
+        if (!places.swizzled) return row * places.stride;
+        return row / rows * (places.padded_blocks() * bytes) + (row % 32 * 16 + row % rows / 32 * 4);
     }
 
     // The offset of a block's scale from the first one of its row.
@@ -422,6 +448,33 @@ __device__ __forceinline__ void produce_shares(const Produced &target, Load &&lo
     }
 }
 
+// The same of whole rows. A thread has the same columns of every row that it has, so that a step takes few
+// instructions. The blocks have at least the threads of a row; those behind the last row of a step have nothing to do.
+template <class Element, class Raw, Form form, class Load, class Make>
+__device__ __forceinline__ void produce_rows(const Produced &target, Load &&load, Make &&make) {
+    const uint32_t shares = uint32_t(target.cols) / produce_share, rows = target.rows;
+    const uint32_t first = blockIdx.x * produce_threads, step = gridDim.x * produce_threads / shares;
+    uint32_t row = (first + threadIdx.x) / shares;
+    const uint32_t column = (first + threadIdx.x - row * shares) * produce_share;
+    if (row >= step) row = rows;
+    Raw raw;
+    const auto begin = [&](uint32_t row) {
+        if (row < rows) load(std::true_type{}, row, column, raw);
+    };
+    begin(row);
+#pragma unroll 1
+    for (uint32_t of_block = first / shares; of_block < rows; of_block += step, row += step) {
+        float values[2][8];
+        make(raw, row, values, [&] { begin(row + step); });
+        target.store<true, form>(target.row<form>(row), column, values);
+    }
+    if constexpr (Produced::quantizes(form)) {
+#pragma unroll 1
+        for (int64_t padding = target.rows + blockIdx.x; padding < target.end(); padding += gridDim.x)
+            target.clear<form>(padding, threadIdx.x, produce_threads);
+    }
+}
+
 // whole: whether all source rows are whole. usual_forms: such rows have a loop for each usual form.
 template <class Element, class Raw, bool usual_forms = false, class Load, class Make>
 __device__ __forceinline__ void produce_shares(const Produced &target, bool whole, Load &&load, Make &&make) {
@@ -429,8 +482,10 @@ __device__ __forceinline__ void produce_shares(const Produced &target, bool whol
         produce_shares<Element, Raw, false, Form::any>(target, load, make);
     } else {
         if constexpr (usual_forms) {
-            if (with_usual_form<Element>(
-                    target, [&](auto form) { produce_shares<Element, Raw, true, form>(target, load, make); }))
+            const int64_t threads = int64_t(gridDim.x) * produce_threads;
+            if (threads >= target.cols / produce_share && target.rows + 2 * threads < INT32_MAX &&
+                with_usual_form<Element>(
+                    target, [&](auto form) { produce_rows<Element, Raw, form>(target, load, make); }))
                 return;
         }
         produce_shares<Element, Raw, true, Form::any>(target, load, make);

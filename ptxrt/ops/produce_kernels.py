@@ -26,7 +26,7 @@ def written_rows(rows: int, swizzled: bool) -> int:
 
 
 # Blocks that a multiprocessor holds, `min_blocks` of the entries: for elements of 16 bits, and for float32.
-HELD = dict(norm_rows=(3, 2), activate_rows=(3, 3), gate_rows=(3, 2), rope_rows=(2, 2), take_rows=(3, 3))
+HELD = dict(norm_rows=(2, 2), activate_rows=(3, 3), gate_rows=(3, 2), rope_rows=(2, 2), take_rows=(3, 3))
 
 
 def room_for(kernel: str, element_bytes: int, multiprocessors: int) -> int:
@@ -158,6 +158,12 @@ _QUANTIZED = [
             ending_case(rows, cols, name, swizzled, rule=rule, eps=0.0)
             for name, rows, cols, swizzled, rule in _QUANTIZED
         ),
+        ending_case(
+            40, 800, out_bf16=True, weight_f32=True, bias_f32=True, eps=1e-5, centered=1, blocks=2, format="bf16"
+        ),
+        ending_case(40, 96, out_f16=True, weight_f32=True, offset=1.0, eps=1e-6, blocks=1, format="f16"),
+        ending_case(40, 96, "mxfp4", 1, eps=0.0, weight_f32=True, offset=0.5, blocks=1, format="bf16"),
+        ending_case(40, 544, "nvfp4", eps=0.0, weight_bf16=True, centered=1, blocks=2, format="f16"),
         ending_case(10, 1200, "mxfp4", 1, rule=1, eps=0.0, weight_f32=True, centered=1, format="bf16"),
         ending_case(
             3, 8256, "nvfp4", 1, eps=0.0, out_global=True, weight_bf16=True, residual=True, total=True, format="f16"
@@ -236,6 +242,7 @@ def norm_rows(
     cases=[
         *(ending_case(7, 100, out_f32=True, activation=activation) for activation in range(1, 5)),
         ending_case(40, 384, out_bf16=True, activation=2),
+        ending_case(70, 96, "mxfp8", 1, activation=1, blocks=1, format="bf16"),
         ending_case(3, 1, out_f16=True, activation=3),
         *(
             ending_case(rows, cols, name, swizzled, rule=rule, activation=1)
