@@ -690,8 +690,15 @@ class DriverBackend:
         """Fill a contiguous array from the device and wait for it."""
         queue = self.queue(stream)
         with self._entered():
-            self.do("cuMemcpyDtoHAsync", host.ctypes.data, address, host.nbytes, queue.native)
-            self._wait_for(queue)
+            if host.nbytes <= Staging.LARGEST:
+                self._staging.read(address, host, queue)
+            else:
+                self.copy_to_host(host.ctypes.data, address, host.nbytes, queue)
+
+    def copy_to_host(self, target: int, address: int, nbytes: int, queue: Queue) -> None:
+        """Copy to the host's bytes at `target` and wait, in the device's context."""
+        self.do("cuMemcpyDtoHAsync", target, address, nbytes, queue.native)
+        self._wait_for(queue)
 
     def copy(self, address: int, source: "DriverBackend", source_address: int, nbytes: int, queue: Queue) -> None:
         """Copy between devices, or on this one."""
