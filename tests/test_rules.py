@@ -196,7 +196,7 @@ def test_variants_are_those_of_the_sources():
 
 
 # Further headers of a family, besides the one with its name.
-MORE_OF_A_FAMILY = {"mma_plain"}
+MORE_OF_A_FAMILY = {"griddepcontrol", "mma_plain"}
 
 
 @needs_sources
