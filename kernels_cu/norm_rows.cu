@@ -1,7 +1,7 @@
 // norm_rows: rows normed by their root mean square or their standard deviation, into any type or block format.
 #include "kernel.cuh"
+#include "op/early.cuh"
 #include "op/norm.cuh"
-#include "ptx/griddepcontrol.cuh"
 
 // With 16-bit elements three blocks fit on a multiprocessor. The usual loops then reload one to four words per row.
 #define INSTANCE(suffix, Element, blocks, spilled)                                                                     \
@@ -16,8 +16,7 @@
      PRODUCED_OUTPUTS, float eps, float offset, int centered, int rounds, PRODUCED_SCALARS, int64_t rows, int cols,    \
      int64_t level_count, int64_t code_bytes, int64_t scale_bytes, int64_t x_row, int64_t residual_row,                \
      int64_t total_row, PRODUCED_STRIDES) {                                                                            \
-        ptx::griddepcontrol_launch_dependents();                                                                       \
-        ptx::griddepcontrol_wait();                                                                                    \
+        op::begin_early();                                                                                             \
         const op::OutputRows out = {out_bf16, out_f16, out_f32,                                                        \
                                     op::stride_of(out_bf16, out_f16, out_bf16_row, out_f16_row, out_f32_row)};         \
         op::norm_rows<Element>(shared<op::NormRowsShared>(), {x, residual, total, x_row, residual_row, total_row},     \

@@ -12,7 +12,6 @@
 
 #include "../ptx/access.cuh"
 #include "../ptx/alu.cuh"
-#include "../ptx/control.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/griddepcontrol.cuh"
 #include "../tile/few_rows.cuh"
@@ -513,13 +512,12 @@ __device__ inline TilePlace place_of_few_rows(const RowsB &b, const GemmOptions 
     GemmOptions without_groups = options;
     without_groups.group_starts = nullptr;   // so that the compiler knows it
     const TilePlace place = TilePlace::of_block<rows, few_cols>(without_groups);
-    if constexpr (ptx::has_griddepcontrol) {
-        constexpr int line = 128, most = 4 * 32 * few_warps;   // lines of a block
-        const uint8_t *const from = b.data + place.group * b.batch + place.first_col * b.stride;
-        const int lines = ceil_div(b.bytes, line), there = min(options.cols - place.first_col, few_cols);
-        for (int i = threadIdx.x; i < min(lines * there, most); i += 32 * few_warps)
-            ptx::prefetch_global_l2(from + i / lines * b.stride + i % lines * line);
-    }
+    constexpr int line = 128, most = 4 * 32 * few_warps;   // lines of a block
+    const uint8_t *const from = b.data + place.group * b.batch + place.first_col * b.stride;
+    const int lines = ceil_div(b.bytes, line), there = min(options.cols - place.first_col, few_cols);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < min(lines * there, most); i += 32 * few_warps)
+        ptx::prefetch_global_l2_early(from + i / lines * b.stride + i % lines * line);
     return place;
 }
 

@@ -2,6 +2,7 @@
 // functions do nothing.
 #pragma once
 
+#include "control.cuh"
 #include "target.cuh"
 
 namespace ptx {
@@ -18,6 +19,11 @@ __device__ inline void griddepcontrol_launch_dependents() {
 // L2 are allowed.
 __device__ inline void griddepcontrol_wait() {
     if constexpr (has_griddepcontrol) asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// A prefetch that only an early launch is worth.
+__device__ inline void prefetch_global_l2_early(const void *global) {
+    if constexpr (has_griddepcontrol) prefetch_global_l2(global);
 }
 
 }   // namespace ptx
