@@ -8,11 +8,12 @@ namespace op {
 // Lets the launch behind begin. Called by any thread of a block, at any place.
 __device__ inline void let_next_begin() { ptx::griddepcontrol_launch_dependents(); }
 
-// The beginning of an entry that is launched early: lets the launch behind begin, too, and waits for those ahead.
-// Called by all threads before they use global memory.
-__device__ inline void begin_early() {
-    let_next_begin();
-    ptx::griddepcontrol_wait();
+// Waits for the launches ahead. All threads of an entry that is launched early call this before they use global memory.
+__device__ inline void wait_for_launches_ahead() { ptx::griddepcontrol_wait(); }
+
+// The same before the use of an array that may be missing: null needs no wait.
+__device__ inline void wait_for_launches_ahead(const void *used) {
+    if (used) ptx::griddepcontrol_wait();
 }
 
 }   // namespace op
