@@ -347,6 +347,12 @@ def entries_of(text):
     return re.findall(r"\.entry\s+(\w+)\s*\(", text)
 
 
+def entries_that_wait(text):
+    """Return the names of the entries of a PTX text that wait for the launches ahead, so that they may begin early."""
+    bodies = re.split(r"\.entry\s+(\w+)\s*\(", text)[1:]
+    return {name for name, body in zip(bodies[::2], bodies[1::2], strict=True) if "griddepcontrol.wait" in body}
+
+
 def launch_facts(text, unit):
     """Return {entry: nine ints} from the ENTRY_launch constants of a PTX text; ContractFailure if one is missing."""
     entries = entries_of(text)
@@ -581,11 +587,12 @@ def stale(units, sources, modules, extent):
 
 def launches_of(text, unit):
     """Return {entry: {"parameters": words, "launch": nine ints}}: what launches need of each entry, so that they need
-    not parse the text.
+    not parse the text. Entries that wait for the launches ahead also have "waits": True.
     """
-    parameters = parameters_of(text)
+    parameters, waits = parameters_of(text), entries_that_wait(text)
     return {
-        entry: {"parameters": parameters[entry], "launch": facts} for entry, facts in launch_facts(text, unit).items()
+        entry: {"parameters": parameters[entry], "launch": facts} | ({"waits": True} if entry in waits else {})
+        for entry, facts in launch_facts(text, unit).items()
     }
 
 

@@ -21,6 +21,7 @@ class Step:
     tokens, positions: int32 [sequences * tokens]. slots: int64, where their keys and values are written. lengths:
     int32, of each sequence including these tokens. All are views of `numbers`, so that one write updates them. table:
     the pages of each sequence. graph: the graph of the call. best: the most likely next tokens, which the graph writes.
+    ahead: lengths that are likely next, and the numbers of the call with these.
     """
 
     def __init__(self, numbers: np.ndarray, table: np.ndarray, tokens: int):
@@ -28,7 +29,7 @@ class Step:
         self.slots = self.numbers[:2].reshape(-1).view(np.int64)[:tokens]
         self.tokens, self.positions = (self.numbers[row, :tokens] for row in (2, 3))
         self.lengths = self.numbers[4, : len(table)]
-        self.graph = self.best = None
+        self.graph = self.best = self.ahead = None
 
 
 class Decoder(ABC):
@@ -83,13 +84,21 @@ class Decoder(ABC):
         rows, tokens = range(len(tokens)), tokens[:, None]
         step = self._steps.get(len(tokens))
         if step is None:
-            step = self._steps[len(tokens)] = self.step(rows, tokens, lengths)
+            step = self.step(rows, tokens, lengths)
             step.graph = ptxrt.graph()
             with step.graph:
                 step.best = ptxrt.argmax_rows(self.forward(step))
+            self._steps[len(tokens)] = step
         else:
-            step.numbers[...] = self.numbers(rows, tokens, lengths)
+            likely, numbers = step.ahead
+            if (likely != lengths).any():
+                numbers = self.numbers(rows, tokens, lengths)
+            numbers[2, : len(tokens)] = tokens[:, 0]
+            step.numbers[...] = numbers
         step.graph.launch()
+        # While the device computes. Each text becomes longer by its token.
+        likely = lengths + (lengths >= 0)
+        step.ahead = likely, self.numbers(rows, tokens, likely)
         return step.best.to_numpy()
 
     # Texts

@@ -112,8 +112,9 @@ class MiniLM:
 
     def forward(self, ids: Any, positions: Any, starts: Any) -> Any:
         """Return embeddings [texts, width] on the device. ids and positions: int32 [tokens]; starts: int32 [texts + 1],
-        on the device."""
-        words, places = ptxrt.take_rows(self.words, ids), ptxrt.take_rows(self.places, positions)
+        on the device. positions: None for a single text, whose places are the first rows of their table."""
+        words = ptxrt.take_rows(self.words, ids)
+        places = self.places[: ids.size] if positions is None else ptxrt.take_rows(self.places, positions)
         x, _ = ptxrt.layernorm(words, *self.first_norm, eps=self.config["eps"], residual=places)
         for i in range(self.config["layers"]):
             x = self.layer(i, x, starts)
@@ -159,10 +160,10 @@ class MiniLM:
         if len(ids) not in self._graphs:
             while len(self._graphs) >= MOST_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
-            inputs = [ptxrt.to_device(x) for x in _packed([ids])]
+            given, starts = ptxrt.to_device(ids), ptxrt.to_device(np.array([0, len(ids)], np.int32))
             with ptxrt.graph() as graph:
-                embedding = self.forward(*inputs)
-            self._graphs[len(ids)] = graph, inputs[0], embedding
+                embedding = self.forward(given, None, starts)
+            self._graphs[len(ids)] = graph, given, embedding
         graph, given, embedding = self._graphs[len(ids)]
         given[...] = ids
         graph.launch()

@@ -118,7 +118,7 @@ def checked_ids(
             raise ptxrt.ArgumentError(f"{name} has {len(ids)} tokens, the context {context}; {more}")
     if not texts:
         return []
-    whole = np.concatenate(texts)
+    whole = texts[0] if len(texts) == 1 else np.concatenate(texts)
     if whole.min() < 0 or whole.max() >= vocabulary:
         name, ids = next((name, ids) for name, ids in zip(names, texts) if ids.min() < 0 or ids.max() >= vocabulary)
         came = ids.min() if ids.min() < 0 else ids.max()

@@ -1,6 +1,7 @@
 // append_qkv: norms and rotates queries and keys of a projection, and writes keys and values to the pages of a cache.
 #include "kernel.cuh"
 #include "op/append_qkv.cuh"
+#include "op/early.cuh"
 
 // With 16-bit elements append_any() spills nine words that its loop uses once per row.
 #define INSTANCE(suffix, Element, spilled)                                                                             \
@@ -31,6 +32,8 @@
      int64_t v_token, int64_t v_head, int64_t k_codes_page, int64_t k_codes_head, int64_t k_codes_token,               \
      int64_t v_codes_page, int64_t v_codes_head, int64_t v_codes_token, int64_t k_scales_page, int64_t k_scales_head,  \
      int64_t k_scales_token, int64_t v_scales_page, int64_t v_scales_head, int64_t v_scales_token) {                   \
+        op::let_next_begin();                                                                                          \
+        op::wait_for_launches_ahead(out_global);                                                                       \
         const auto bytes = [](uint8_t *address) { return reinterpret_cast<char *>(address); };                         \
         const op::QuantizedRows quantized = {                                                                          \
             op::EndingFormat(ending),       codes, scales, code_bytes, {blocks, blocks, false}, rule,                  \

@@ -1,6 +1,7 @@
 // attention_few: attention of few queries, on rows in pages, consecutive rows or tiles, in any format.
 #include "kernel.cuh"
 #include "op/attention_few.cuh"
+#include "op/early.cuh"
 
 VARIANTS(dim dim_v, 64 64, 128 128, 256 256)
 
@@ -36,6 +37,7 @@ using Few = op::FewTiling<Element, VARIANT_dim>;
      int levels, int v_levels, int dim_v, int nodes, STRIDES_Q(q), STRIDES_PAGES(k), STRIDES_PAGES(v),                 \
      STRIDES_PAGES(k_scales), STRIDES_PAGES(v_scales), long long block_table_sequence, STRIDES_Q(out_bf16),            \
      STRIDES_Q(out_f16), STRIDES_Q(out_f32)) {                                                                         \
+        op::let_next_begin();                                                                                          \
         op::attention_few<Few<Element>>(                                                                               \
             shared<typename Few<Element>::Shared>(), q, THE_STRIDES_Q(q),                                              \
             {{k, k_scales, THE_STRIDES_PAGES(k, 1), THE_STRIDES_PAGES(k_scales, 1), tile::RowFormat(k_holds), k_tile}, \

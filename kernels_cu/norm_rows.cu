@@ -1,5 +1,6 @@
 // norm_rows: rows normed by their root mean square or their standard deviation, into any type or block format.
 #include "kernel.cuh"
+#include "op/early.cuh"
 #include "op/norm.cuh"
 
 // Two blocks on a multiprocessor leave the registers for a row and its weights.
@@ -15,6 +16,7 @@
      PRODUCED_OUTPUTS, float eps, float offset, int centered, int rounds, PRODUCED_SCALARS, int64_t rows, int cols,    \
      int64_t level_count, int64_t code_bytes, int64_t scale_bytes, int64_t x_row, int64_t residual_row,                \
      int64_t total_row, PRODUCED_STRIDES) {                                                                            \
+        op::let_next_begin();                                                                                          \
         const op::OutputRows out = {out_bf16, out_f16, out_f32,                                                        \
                                     op::stride_of(out_bf16, out_f16, out_bf16_row, out_f16_row, out_f32_row)};         \
         op::norm_rows<Element>(shared<op::NormHeldShared>(), {x, residual, total, x_row, residual_row, total_row},     \

@@ -66,7 +66,7 @@ class Facts:
 @dataclass(frozen=True)
 class Entry:
     """A compiled entry: its parameters in order, their bytes, the backend's handle, and the owner that keeps it
-    loaded.
+    loaded. waits: whether it waits for the launches ahead before it uses memory, so that it may be launched early.
     """
 
     name: str
@@ -74,6 +74,7 @@ class Entry:
     param_bytes: int
     handle: Any
     owner: Any = None
+    waits: bool = False
 
     @classmethod
     def from_text(cls, function, handle: Any, owner: Any = None) -> "Entry":
@@ -82,7 +83,7 @@ class Entry:
         return cls(function.name, params, function.param_bytes, handle, owner)
 
     @classmethod
-    def from_record(cls, name: str, words: str, handle: Any, owner: Any = None) -> "Entry":
+    def from_record(cls, name: str, words: str, handle: Any, owner: Any = None, waits: bool = False) -> "Entry":
         """Make an entry from the parameters in a record of the build, such as "u64.ptr f32 b8[64]@8".
 
         AbiError for other words.
@@ -98,7 +99,7 @@ class Entry:
             size, step = (item * int(count), int(alignment)) if count else (item, item)
             params.append(Param(type, size, -(-end // step) * step, bool(pointer), bool(count)))
             end = params[-1].offset + size
-        return cls(name, tuple(params), end, handle, owner)
+        return cls(name, tuple(params), end, handle, owner, waits)
 
 
 class Module(Protocol):
@@ -175,6 +176,10 @@ class Packet(ABC):
             self.bind(queue)
         if self.call()[0]:
             self.retry()
+
+    def record(self, queue: Queue) -> None:
+        """Launch in a queue that a graph captures."""
+        self.launch(queue)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,11 @@ def assign(target: DeviceArray, value: Any) -> None:
     refuse_recording("an array would be written to, which is no launch")
     if not target.writeable:
         raise ArgumentError(f"{target!r} is read-only; write to the array that it was made of, or to a copy()")
-    if isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, np.void):
+    if type(value) is np.ndarray and value.shape == target.shape and value.dtype == target.dtype:
+        if target.is_contiguous and value.dtype.isnative:  # most writes
+            _write(target, value)
+            return
+    elif isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, np.void):
         value = _number(target, value)
     (value,) = as_arrays("a[...] = x", x=value)
     if isinstance(value, np.ndarray):

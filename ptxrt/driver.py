@@ -333,6 +333,25 @@ class DriverPacket(Packet):
         self.queue = queue
         self._backend._latest = self._name
 
+    def record(self, queue: Queue) -> None:
+        """Launch in a queue that a graph captures. An entry that waits may begin before the launch ahead has ended."""
+        if not self._entry.waits:
+            self.launch(queue)
+            return
+        driver = self._backend._driver
+        early, config = driver.CUlaunchAttribute(), driver.CUlaunchConfig()
+        value = driver.CUlaunchAttributeValue()
+        value.programmaticStreamSerializationAllowed = 1
+        early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        early.value = value
+        function, *sizes, config.sharedMemBytes = self._sizes
+        for name, size in zip(("gridDim", "blockDim"), (sizes[:3], sizes[3:])):
+            for axis, count in zip("XYZ", size):
+                setattr(config, name + axis, count)
+        config.hStream, config.attrs, config.numAttrs = queue.native, [early], 1
+        with self._backend._entered():
+            _call("cuLaunchKernelEx", config, function, 0, self.extra, about=self._name)
+
     def retry(self) -> None:
         """Launch in the device's context; DriverError if that does not help."""
         sizes = self._sizes
@@ -490,7 +509,9 @@ class DriverBackend:
         launches = units.launches(unit, units.compute_of(unit, portable, self.device.capability))
         with self._loaded(binary, f"{unit}, {self.name}") as image:
             entries = {
-                name: Entry.from_record(name, launch["parameters"], image.function(name), image)
+                name: Entry.from_record(
+                    name, launch["parameters"], image.function(name), image, launch.get("waits", False)
+                )
                 for name, launch in launches.items()
             }
         return DriverModule(
@@ -690,8 +711,15 @@ class DriverBackend:
         """Fill a contiguous array from the device and wait for it."""
         queue = self.queue(stream)
         with self._entered():
-            self.do("cuMemcpyDtoHAsync", host.ctypes.data, address, host.nbytes, queue.native)
-            self._wait_for(queue)
+            if host.nbytes <= Staging.LARGEST:
+                self._staging.read(address, host, queue)
+            else:
+                self.copy_to_host(host.ctypes.data, address, host.nbytes, queue)
+
+    def copy_to_host(self, target: int, address: int, nbytes: int, queue: Queue) -> None:
+        """Copy to the host's bytes at `target` and wait, in the device's context."""
+        self.do("cuMemcpyDtoHAsync", target, address, nbytes, queue.native)
+        self._wait_for(queue)
 
     def copy(self, address: int, source: "DriverBackend", source_address: int, nbytes: int, queue: Queue) -> None:
         """Copy between devices, or on this one."""

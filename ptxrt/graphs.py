@@ -76,7 +76,7 @@ class graph:
         if queue is not self.queue:
             raise ArgumentError("ptxrt.graph: a call in the block names another stream; leave out stream=")
         if self.backend.is_cuda:
-            packet.launch(queue)
+            packet.record(queue)
             plan.keep(packet)
             self._modules.add(plan.entry.owner)
         else:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 _LOADERS: dict[str, Callable[[], Any]] = {}
+_LOADED: dict[str, Any] = {}
 
 
 def provide(name: str, load: Callable[[], Any]) -> None:
@@ -16,5 +17,8 @@ def provide(name: str, load: Callable[[], Any]) -> None:
 
 
 def provided(name: str) -> Any:
-    """Return what the loader of this name returns."""
-    return _LOADERS[name]()
+    """Return what the loader of this name returned at its first use."""
+    try:
+        return _LOADED[name]
+    except KeyError:
+        return _LOADED.setdefault(name, _LOADERS[name]())

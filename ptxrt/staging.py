@@ -1,8 +1,9 @@
-"""`Staging`: page-locked memory of the host, through which small arrays go to a device without a wait."""
+"""`Staging`: page-locked memory of the host, through which small arrays go to a device without a wait, and back."""
 
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from threading import Lock
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -23,6 +24,10 @@ class Device(Protocol):
         """Start a copy of the host's bytes at `source`."""
         ...
 
+    def copy_to_host(self, target: int, address: int, nbytes: int, queue: Queue) -> None:
+        """Copy to the host's bytes at `target`, and wait."""
+        ...
+
     def record(self, queue: Queue, event: Any) -> Any:
         """Record the end of a queue in an event, or in a new one for None."""
         ...
@@ -30,6 +35,11 @@ class Device(Protocol):
     def reached(self, mark: Any, wait: bool = False) -> bool:
         """Wait for an event."""
         ...
+
+
+def _bytes_at(address: int, nbytes: int) -> np.ndarray:
+    """View bytes of the host."""
+    return np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8)
 
 
 class Part:
@@ -52,6 +62,7 @@ class Staging:
         self._device = device
         self._turn = Lock()
         self._parts: list[Part] = []  # the first one is being filled
+        self._spare: deque[tuple[int, np.ndarray]] = deque()  # memory of LARGEST bytes for reads
 
     def write(self, address: int, host: np.ndarray, queue: Queue) -> None:
         """Start a copy of a contiguous array of at most LARGEST bytes to the device; `host` may change afterwards."""
@@ -67,13 +78,23 @@ class Staging:
                 part.latest[queue] = event
                 part.events.append(event)
 
+    def read(self, address: int, host: np.ndarray, queue: Queue) -> None:
+        """Fill a contiguous array of at most LARGEST bytes from the device, after the queue's present work."""
+        try:
+            start, memory = self._spare.popleft()
+        except IndexError:
+            start = self._device.page_locked(self.LARGEST)
+            memory = _bytes_at(start, self.LARGEST)
+        self._device.copy_to_host(start, address, host.nbytes, queue)
+        host.reshape(-1).view(np.uint8)[:] = memory[: host.nbytes]
+        self._spare.append((start, memory))  # not after a failure: the copy may be under way
+
     def _part(self, nbytes: int) -> Part:
         """Return the part that has room for `nbytes`."""
         if not self._parts:
             start = self._device.page_locked(self.PART * self.PARTS)
             for place in range(start, start + self.PART * self.PARTS, self.PART):
-                memory = np.frombuffer((ctypes.c_char * self.PART).from_address(place), np.uint8)
-                self._parts.append(Part(place, memory))
+                self._parts.append(Part(place, _bytes_at(place, self.PART)))
         if self._parts[0].used + nbytes > self.PART:
             oldest = self._parts[1]
             for event in oldest.events:

@@ -45,6 +45,8 @@ class FakeCuda:
     CUpointer_attribute = real.CUpointer_attribute
     CUstreamCaptureMode = real.CUstreamCaptureMode
     CUstreamCaptureStatus = real.CUstreamCaptureStatus
+    CUlaunchAttributeID = real.CUlaunchAttributeID
+    CUlaunchAttribute = CUlaunchAttributeValue = CUlaunchConfig = SimpleNamespace
     CUstream = staticmethod(int)
 
     def __init__(self, capability=(9, 0), version=13000, devices=1, total=1 << 30):
@@ -400,6 +402,14 @@ class FakeCuda:
 
         action.module = function.module
         self._put(stream, action)
+
+    def cuLaunchKernelEx(self, config, function, params, extra):
+        (attribute,) = config.attrs
+        early = real.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        assert config.numAttrs == 1 and attribute.id == early
+        assert attribute.value.programmaticStreamSerializationAllowed == 1 and function.entry.name
+        sizes = [getattr(config, part + axis) for part in ("gridDim", "blockDim") for axis in "XYZ"]
+        return self.cuLaunchKernel(function, *sizes, config.sharedMemBytes, config.hStream, params, extra)
 
     def _check_inside(self, address, array, what):
         """Check that an array which begins inside an allocation also ends inside it."""

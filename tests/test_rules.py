@@ -196,7 +196,7 @@ def test_variants_are_those_of_the_sources():
 
 
 # Further headers of a family, besides the one with its name.
-MORE_OF_A_FAMILY = {"cp_async_all", "cp_async_if", "cvt_scaled", "mma_plain", "named_barrier"}
+MORE_OF_A_FAMILY = {"cp_async_all", "cp_async_if", "cvt_scaled", "griddepcontrol", "mma_plain", "named_barrier"}
 
 
 @needs_sources

@@ -714,6 +714,37 @@ def test_staging_memory_waits_for_every_queue(cuda):
         assert (array.to_numpy() == i).all()
 
 
+def test_small_arrays_come_back_through_page_locked_memory(cuda):
+    """A read uses the memory of the one before. Memory of a read that failed is not used again, since its copy may be
+    under way."""
+    host = numbers(5, 7)
+    x = ptxrt.to_device(host)
+    before = len(cuda.page_locked)
+    for i in range(3):
+        x[...] = host + i
+        np.testing.assert_array_equal(x.to_numpy(), host + i)
+        np.testing.assert_array_equal(x[1:, ::2].to_numpy(), (host + i)[1:, ::2])
+    assert len(cuda.page_locked) == before + 1
+    cuda.fail["cuStreamSynchronize"] = RESULT.CUDA_ERROR_UNKNOWN
+    with pytest.raises(ptxrt.DriverError):
+        x.to_numpy()
+    cuda.fail.clear()
+    np.testing.assert_array_equal(x.to_numpy(), host + 2)
+    assert len(cuda.page_locked) == before + 2
+    results: dict[int, bool] = {}
+
+    def read(i: int) -> None:
+        y = ptxrt.to_device(host * i)
+        results[i] = all((y.to_numpy() == host * i).all() for _ in range(20))
+
+    threads = [threading.Thread(target=read, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(results[i] for i in range(4))
+
+
 def test_large_arrays_wait(cuda):
     host = numbers(Staging.LARGEST // 4 + 1)
     x = ptxrt.to_device(host)

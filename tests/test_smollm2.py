@@ -80,6 +80,18 @@ def test_generated_tokens_are_the_likeliest_of_the_logits(emulator):
     assert rows.argmax(-1).tolist() == answer
 
 
+def test_the_numbers_of_a_step_are_those_of_its_lengths(emulator):
+    """They are made ahead, while the device computes, for lengths that grow by one."""
+    model = smollm2.SmolLM2(context=256, batch=2, weights=small_language_model())
+    text = model.ids("x" * 24)[None]
+    for row in range(2):
+        model.forward(model.step([row], text, [0]))
+    for i, lengths in enumerate([(20, 20), (21, 21), (5, 22), (6, -1), (7, -1), (7, -1), (8, 3)]):
+        tokens = np.array([65 + i, 97 - i], np.int32)
+        model.next_tokens(tokens, np.array(lengths))
+        assert (model._steps[2].numbers.to_numpy() == model.numbers(range(2), tokens[:, None], lengths)).all()
+
+
 def test_an_answer_ends_where_the_context_does(emulator):
     model = smollm2.SmolLM2(context=256, weights=small_language_model())
     count = 256 - len(model.ids(smollm2.CHAT.format("")))

@@ -8,6 +8,7 @@
 #include "../ptx/barrier.cuh"
 #include "../ptx/warp.cuh"
 #include "append.cuh"
+#include "early.cuh"
 #include "rope.cuh"
 
 namespace op {
@@ -182,6 +183,7 @@ __device__ inline void append_plain(NormRowsShared &shared, const QkvTokens<Elem
     const int begin = (warp & ((1 << log_team) - 1)) * 32 >> power, mine = lane >> power;   // this warp's, this lane's
     const int column = 8 * (lane & (threads - 1)), end = min(first_token + tokens_here, int(x.tokens));
     int token = first_token + (warp >> log_team);
+    wait_for_launches_ahead();
     if (token >= end) return;
     // The position and the slot of the next token are in flight while rows of this one are processed.
     int next_position = positions[token];
@@ -510,11 +512,13 @@ __device__ inline void append_qkv(NormRowsShared &shared, QkvTokens<Element> of)
     if constexpr (sizeof(Element) == 2) {
         const bool alike = of.format == (tile::is_bf16<Element> ? CacheFormat::bf16 : CacheFormat::f16) &&
                            of.target.out && !of.keys.mean && !of.keys.global_scale && !of.values_to.global_scale;
-        if (whole_heads && alike && of.rotation.all_columns(place, x.dim) && place.lanes <= 16)
-            append_plain(shared, of);
+        const bool plain = whole_heads && alike && of.rotation.all_columns(place, x.dim) && place.lanes <= 16;
+        if (!plain) wait_for_launches_ahead();
+        if (plain) append_plain(shared, of);
         else if (whole_heads && of.rotation.straight(place, x.dim)) append_straight(shared, of);
         else append_any(shared, of);
     } else {
+        wait_for_launches_ahead();
         append_any(shared, of);
     }
     // Remove the claims of the block's tokens.

@@ -13,6 +13,7 @@
 #include "../ptx/access.cuh"
 #include "../ptx/alu.cuh"
 #include "../ptx/cp_async.cuh"
+#include "../ptx/griddepcontrol.cuh"
 #include "../tile/few_rows.cuh"
 #include "../tile/lanes.cuh"
 #include "gemm.cuh"
@@ -421,9 +422,20 @@ __device__ inline void put_transposed(tile::AccumulatorStaging<few_cols> &stagin
         }
 }
 
+// Writes where the rows of A of a block begin to shared memory.
+template <class FormatA, class Shared, class RowsA>
+__device__ inline void find_rows_of_a(Shared &shared, const RowsA &a, const GemmOptions &options,
+                                      const TilePlace &place) {
+    if (threadIdx.x >= Shared::rows) return;
+    const int64_t row = row_of_a(options, place, threadIdx.x);
+    shared.codes_of_a[threadIdx.x] = a.data + place.matrix * a.batch + row * a.stride;
+    if constexpr (FormatA::bits < 16)
+        shared.scales_of_a[threadIdx.x] = a.scales + a.places.at(a.first_row + place.matrix * a.scale_rows + row, 0);
+}
+
 // The sums of one warp over 8 `row_tiles` rows and 32 columns, to its staging. Columns of C are rows of the MMAs:
 // expanded B is the operand with 16 rows, A the operand with 8, whose loaded words are fragments already. Called by all
-// threads, after some of them wrote where rows of A begin; B is on its way before they wait for this.
+// threads. B is on its way before they find and wait for the places of rows of A.
 template <class FormatA, class FormatB, int row_tiles, class RowsA, class RowsB>
 __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, const RowsA &a, const RowsB &b,
                                          const GemmOptions &options, const TilePlace &place) {
@@ -440,8 +452,10 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     const int warp = ptx::of_this_branch(threadIdx.x / 32);
     Ring &ring = shared.warp[warp].ring;
     FewCopies<FormatB, values * FormatB::bits / 8> copies(ring, b, options, place, warp);
+    ptx::griddepcontrol_wait();
 #pragma unroll 1
     for (int i = 0; i < copies.lines_at_first(); ++i) copies.start();
+    find_rows_of_a<FormatA>(shared, a, options, place);
     // The first fragments of A.
     ptx::bar_sync();   // all threads see where rows of A begin
     PartOfA rows_a(shared, a, copies.begin * Ring::unit, warp, place.end_row - place.first_row);
@@ -526,28 +540,46 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     for (int j = 0; j < row_tiles; j += 2) put_transposed(shared.warp[warp].staging[j / 2], sums[j], sums[j + 1]);
 }
 
+// Finds the place of this block in C. Unless it depends on the sizes of groups, which are in memory, the launch ahead
+// may still run. The rows of B are then prefetched into the L2: the launches see each other's memory there, so that
+// this is right even if that launch writes B.
+template <int rows, class RowsB>
+__device__ inline TilePlace place_of_few_rows(const RowsB &b, const GemmOptions &options) {
+    if (options.group_starts) {
+        ptx::griddepcontrol_wait();
+        return TilePlace::of_block<rows, few_cols, false, true>(options);
+    }
+    GemmOptions without_groups = options;
+    without_groups.group_starts = nullptr;   // so that the compiler knows it
+    const TilePlace place = TilePlace::of_block<rows, few_cols, false, true>(without_groups);
+    constexpr int line = 128, most = 4 * 32 * few_warps;   // lines of a block
+    const uint8_t *const from = b.data + place.group * b.batch + place.first_col * b.stride;
+    const int lines = ceil_div(b.bytes, line), there = min(options.cols - place.first_col, few_cols);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < min(lines * there, most); i += 32 * few_warps)
+        ptx::prefetch_global_l2_early(from + i / lines * b.stride + i % lines * line);
+    return place;
+}
+
 // C of few rows and 32 columns. For up to 8 rows a warp has one fragment of rows, for up to 16 rows two, else enough
 // for all rows, so that B is read once.
 template <class FormatA, class FormatB, class RowsA, class RowsB>
 __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const GemmOptions &options) {
     auto &shared = ::shared<FewShared<FormatA, FormatB>>();
     constexpr int most = few_rows<FormatA>;
-    const TilePlace place = TilePlace::of_block<most, few_cols, false, true>(options);
-    if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
-    if (!place.there) return;
-    // Where rows of A begin.
+    const TilePlace place = place_of_few_rows<most>(b, options);
     const int rows = place.end_row - place.first_row;
-    if (threadIdx.x < most) {
-        const int64_t row = row_of_a(options, place, threadIdx.x);
-        shared.codes_of_a[threadIdx.x] = a.data + place.matrix * a.batch + row * a.stride;
-        if constexpr (FormatA::bits < 16)
-            shared.scales_of_a[threadIdx.x] =
-                a.scales + a.places.at(a.first_row + place.matrix * a.scale_rows + row, 0);
+    if (!place.there) {
+        ptx::griddepcontrol_wait();
+        if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
+        return;
     }
     // The sums over this warp's run of the depth.
     if (rows <= 8) multiply_few_rows<FormatA, FormatB, 1>(shared, a, b, options, place);
     else if (rows <= 16) multiply_few_rows<FormatA, FormatB, 2>(shared, a, b, options, place);
     else multiply_few_rows<FormatA, FormatB, most / 8>(shared, a, b, options, place);
+    ptx::griddepcontrol_launch_dependents();   // earlier, its blocks would hold back this one's loads
+    if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
     ptx::bar_sync();   // all threads see the sums of all runs
     // Its numbers are on their way while the block adds.
     const Epilogue epilogue(options.epilogue, place.matrix, place.group, options.rows, options.cols);

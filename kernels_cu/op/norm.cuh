@@ -7,6 +7,7 @@
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/warp.cuh"
+#include "early.cuh"
 #include "produce.cuh"
 
 namespace op {
@@ -588,6 +589,7 @@ __device__ __forceinline__ void norm_few(NormHeldShared &shared, const NormInput
     const int row = (threadIdx.x / few_threads >> place.power) * gridDim.x + blockIdx.x;
     const int columns[norm_shares] = {lane * produce_share, (lane + place.lanes) * produce_share};
     const bool there[norm_shares] = {row < rows && columns[0] < cols, row < rows && columns[1] < cols};
+    wait_for_launches_ahead();
     // Loads.
     RowShares<Element, 1> of_x[norm_shares], of_residual[norm_shares];
     const Element *const x = input.x + row * input.x_stride, *const residual =
@@ -678,6 +680,7 @@ __device__ __forceinline__ void norm_rows(NormHeldShared &shared, const NormInpu
     if constexpr (sizeof(Element) == 2)
         if (out.there() && is_few(input, options, out, rows, place, cols))
             return norm_few(shared, input, options, out, rows, place, cols);
+    wait_for_launches_ahead();
     const Produced y = produced();
     const bool whole = input.is_whole(y.cols) && y.is_whole() && is_chunk(options.weight.bf16) &&
                        is_chunk(options.weight.f16) && is_chunk(options.weight.f32) && is_chunk(options.bias.bf16) &&

@@ -1,0 +1,136 @@
+"""Launches that begin before the one ahead has ended: what their entries may do before they wait, and graphs of them."""
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ptxrt
+from ptxrt import units
+from test_driver import cuda, install  # noqa: F401
+
+WAIT = "griddepcontrol.wait"
+BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def wrong_before_the_wait(body: str) -> list[str]:
+    """Return the instructions of an entry that use global memory, or end a thread, on some way from its begin that has
+    not met the wait."""
+    lines = [line.split("//")[0].strip() for line in re.split(r"[\n;{}]", body)]
+    labels = {match[1]: i for i, line in enumerate(lines) if (match := re.match(r"([$\w]+):", line))}
+    wrong, seen, todo = [], set(), [0]
+    while todo:
+        i = todo.pop()
+        if i in seen:
+            continue
+        seen.add(i)
+        if i == len(lines):
+            wrong.append("the end")
+            continue
+        guard, opcode, rest = re.match(r"(?:[$\w]+:\s*)?(@!?%?\w+\s+)?(\S*)\s*(.*)", lines[i]).groups()
+        if opcode == WAIT and not guard:
+            continue
+        if opcode in ("ret", "exit", "trap") or opcode.startswith("brx"):
+            wrong.append(lines[i])
+        elif opcode.startswith("bra"):
+            todo.append(labels[rest.strip()])
+            if not guard:
+                continue
+        elif re.match(r"(ldu?|st|atom|red|cp|call|multimem|wmma|tensormap)\b", opcode):
+            local = re.match(r"(ld|st|atom|red)(\.\w+)*?\.(param|const|shared|local)\b", opcode)
+            if not local and opcode != "cp.async.commit_group" and not opcode.startswith("cp.async.wait"):
+                wrong.append(lines[i])
+        todo.append(i + 1)
+    return wrong
+
+
+def bodies(text: str) -> dict[str, str]:
+    """Return the bodies of the entries of a text."""
+    parts = re.split(r"\.entry\s+(\w+)\s*\(", text)[1:]
+    return {name: body.split("{", 1)[1].split("\n}")[0] for name, body in zip(parts[::2], parts[1::2])}
+
+
+@pytest.mark.parametrize("portable", [False, True], ids=["native", "portable"])
+def test_entries_wait_before_they_use_memory(portable):
+    waiting = set()
+    for kernel in ptxrt.kernels().values():
+        for unit in kernel.units:
+            path = units.text_path(unit.name, portable)
+            if not path.is_file() or WAIT not in (text := path.read_text()):
+                continue
+            recorded = units.launches(unit.name, "compute_90" if portable else "compute_120f")
+            for name, body in bodies(text).items():
+                assert recorded[name].get("waits", False) == (WAIT in body), name
+                if WAIT in body:
+                    waiting.add(name)
+                    assert not wrong_before_the_wait(body), name
+    if portable or units.text_path("norm_rows", False).is_file():
+        assert {"norm_rows_bf16", "append_qkv_bf16", "gemm_few_bf16_bf16"} <= waiting
+
+
+@pytest.mark.parametrize(
+    "before, wrong",
+    [
+        ("ld.param.u64 %rd1, [a]; ld.shared.u32 %r1, [%r2]; prefetch.global.L2 [%rd1];", []),
+        ("@%p1 bra L; griddepcontrol.wait; ld.global.u32 %r1, [%rd1]; L: add.u32 %r1, %r1, 1;", []),
+        ("@%p1 bra L; griddepcontrol.wait; L: ld.global.u32 %r1, [%rd1];", ["L: ld.global.u32 %r1, [%rd1]"]),
+        ("@%p1 ret;", ["@%p1 ret"]),
+        ("cp.async.cg.shared.global [%r1], [%rd1], 16;", ["cp.async.cg.shared.global [%r1], [%rd1], 16"]),
+        ("st.u32 [%rd1], %r1;", ["st.u32 [%rd1], %r1"]),
+        ("call f, (%r1);", ["call f, (%r1)"]),
+        ("@%p1 griddepcontrol.wait; red.global.add.u32 [%rd1], 1;", ["red.global.add.u32 [%rd1], 1"]),
+    ],
+)
+def test_what_the_rule_finds(before, wrong):
+    assert wrong_before_the_wait(f"{before} griddepcontrol.wait; ld.global.u32 %r1, [%rd1]; ret;") == wrong
+
+
+def test_only_graphs_launch_early(cuda):
+    """Entries that wait, in a graph; all others and calls outside of graphs are plain launches."""
+    x = ptxrt.to_device(np.arange(64, dtype=np.float32).reshape(2, 32).astype(BF16))
+    ptxrt.rmsnorm(x)
+    assert "cuLaunchKernelEx" not in cuda.names() and "cuLaunchKernel" in cuda.names()
+    cuda.calls.clear()
+    with ptxrt.graph() as graph:
+        y = ptxrt.rmsnorm(x)
+        z = y.T.copy()
+    names = cuda.names()
+    early = [name for name in names if name == "cuLaunchKernelEx"]
+    assert len(early) == units.launches("norm_rows", "compute_90")["norm_rows_bf16"].get("waits", False)
+    assert names.count("cuLaunchKernel") + len(early) >= 2
+    graph.launch()
+    assert (z.to_numpy() == y.to_numpy().T).all()
+
+
+@pytest.mark.gpu
+def test_graphs_of_early_launches_have_the_bits_of_calls(gpu):
+    """Arrays are written right after they were read, and read right after they were written, weights among them."""
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: rng.standard_normal(shape, np.float32).astype(BF16)
+    host = dict(x=draw(1, 576), y=draw(1, 576), w=draw(576, 576), v=draw(576, 576), h=draw(1, 1536), up=draw(3072, 576))
+    host["down"] = draw(576, 1536)
+
+    def step(x, y, w, v, h, up, down):
+        for one, other in ((w, v), (v, w)):
+            for _ in range(4):
+                ptxrt.rmsnorm(x, out=y)
+                ptxrt.matmul(y, one, out=x)  # writes what the launch before has read
+                ptxrt.rmsnorm(x, out=y)
+                ptxrt.matmul(y, up, activation="swiglu", out=h)
+                ptxrt.matmul(h, down, out=x)
+                ptxrt.rmsnorm(x, out=y)
+                ptxrt.matmul(y, other, out=x)
+            ptxrt.rmsnorm(one, out=other)  # the weights of the next launches
+            ptxrt.matmul(y, other, out=x)
+
+    sides = [{name: ptxrt.to_device(value) for name, value in host.items()} for _ in range(2)]
+    with ptxrt.graph() as graph:
+        step(**sides[0])
+    for turn in range(300):
+        graph.launch()
+        step(**sides[1])
+        if turn % 20 == 0 or turn > 290:
+            for name in host:
+                got, want = (side[name].to_numpy().view(np.uint16) for side in sides)
+                assert (got == want).all(), (turn, name)
