@@ -599,7 +599,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                     if (step + batch < units) continue;
                     if (shares && here.tile > first_tile) continue_after(here.tile - 1);
                     if (problem.transforms_scores())
-                        transform_scores<tile::NaturalKeys>(
+                        transform_scores<tile::NaturalKeys, true>(
                             s, problem,
                             [&](int, int half) {
                                 return min(first_row + tile::accumulator_row(2 * half), problem.rows - 1);
