@@ -4,4 +4,9 @@
 
 VARIANTS(tile, 64, 256)
 
-HALF_GEMM(UNIT, tile::Nvfp4, VARIANT_tile)
+using Core = op::Core<tile::Bf16, tile::Nvfp4, VARIANT_tile>;
+
+// The wide tile spills what the epilogue needs before the loop over slices, and reloads it behind.
+KERNEL(UNIT, .threads = {Core::threads}, .shared_bytes = sizeof(Core::Shared), .tile = {Core::cols, Core::rows, 1},
+       .min_blocks = Core::blocks, .spill_bytes = VARIANT_tile == 256 ? 48 : 0)
+GEMM_OF_BF16_AND_BLOCKS(op::gemm<Core>)
