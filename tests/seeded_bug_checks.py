@@ -48,10 +48,13 @@ def main():
             modules = compile_with(bug, bug.kernel, Path(folder))
             with on_modules(bug.kernel, modules):
                 names = sorted(CHECKS[bug.kernel], key=seconds[bug.kernel].get)
-                name = next(name for name in names if fails(bug.kernel, name))
+                name = next((name for name in names if fails(bug.kernel, name)), None)
+        if name is None:
+            print(f"{bug}: NOT CAUGHT", flush=True)
+            continue
         found[str(bug)] = [name, *entries[bug.kernel, name]]
         print(f"{bug}: {name}", flush=True)
-    lines = [f" {json.dumps(str(bug))}: {json.dumps(found[str(bug)])}" for bug in BUGS]
+    lines = [f" {json.dumps(str(bug))}: {json.dumps(found[str(bug)])}" for bug in BUGS if str(bug) in found]
     CHOSEN.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 

@@ -552,11 +552,13 @@ __device__ inline TilePlace place_of_few_rows(const RowsB &b, const GemmOptions 
     GemmOptions without_groups = options;
     without_groups.group_starts = nullptr;   // so that the compiler knows it
     const TilePlace place = TilePlace::of_block<rows, few_cols, false, true>(without_groups);
-    constexpr int line = 128, most = 4 * 32 * few_warps;   // lines of a block
+    // Only if this is little: a block that reads for long gains nothing.
+    constexpr int line = 128, most = 3 * 32 * few_warps;
     const uint8_t *const from = b.data + place.group * b.batch + place.first_col * b.stride;
-    const int lines = ceil_div(b.bytes, line), there = min(options.cols - place.first_col, few_cols);
+    const int lines = ceil_div(b.bytes, line), all = lines * min(options.cols - place.first_col, few_cols);
+    if (all > most) return place;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < min(lines * there, most); i += 32 * few_warps)
+    for (int i = threadIdx.x; i < all; i += 32 * few_warps)
         ptx::prefetch_global_l2_early(from + i / lines * b.stride + i % lines * line);
     return place;
 }

@@ -12,7 +12,14 @@ HEADERS = ROOT / "kernels_cu" / "ptx"
 #: Families without a header: nvcc emits them itself. (target.cuh is the header that guards targets.)
 COMPILER_ONLY = {"video", "system"}
 #: Further headers of a family, besides the one with its name.
-MORE = {"mma_plain": "mma"}
+MORE = {
+    "cp_async_all": "cp_async",
+    "cp_async_if": "cp_async",
+    "cvt_scaled": "cvt",
+    "griddepcontrol": "control",
+    "mma_plain": "mma",
+    "named_barrier": "barrier",
+}
 #: Families that the emulator has although no kernel of the collection uses them, and why.
 UNUSED = {
     "cluster": "kernels for sm_90 and later name addresses and barriers of clusters also where a cluster is one block",
