@@ -70,12 +70,14 @@ struct FewRing {
 };
 
 // Whether loads of many rows of A wait in shared memory: two blocks of a multiprocessor lack the registers for them.
-template <class FormatA>
-constexpr bool few_stages_a = few_blocks > 1 && FormatA::bits == 16;
+// Beside B in 4 bits it costs up to 48 rows more than it gives 64.
+template <class FormatA, class FormatB>
+constexpr bool few_stages_a = few_blocks > 1 && FormatA::bits == 16 && FormatB::bits > 4;
 
 template <class FormatA, class FormatB>
 struct FewShared {
     static constexpr int rows = few_rows<FormatA>;
+    static constexpr bool stages_a = few_stages_a<FormatA, FormatB>;
     struct StagedA {
         uint4 fragment[few_warps][rows / 8][32];   // of each warp; a chunk of each lane
     };
@@ -86,7 +88,7 @@ struct FewShared {
     };
     Warp warp[few_warps];
     const uint8_t *codes_of_a[rows], *scales_of_a[rows];   // where rows of A begin
-    [[no_unique_address]] std::conditional_t<few_stages_a<FormatA>, StagedA, NoStagedA> staged_a;
+    [[no_unique_address]] std::conditional_t<stages_a, StagedA, NoStagedA> staged_a;
 };
 
 // A lane's part of A: row g of each of `tiles` fragments, and 16 of the 64 bytes of each step. Loads run ahead of their
@@ -96,7 +98,7 @@ struct FewRowsOfA {
     static constexpr int values = 128 / Format::bits, parts = values / 8;   // of a lane in a step; groups of eight
     using Share = tile::StepShare<values>;
     static constexpr bool held = tiles <= 2;   // whether pointers are in registers
-    static constexpr bool staged = !held && few_stages_a<Format>;
+    static constexpr bool staged = !held && Shared::stages_a;
     // Loads in flight: two steps of few tiles, half a step of many, or one step if parts share words or loads wait in
     // shared memory.
     static constexpr int slots = held                  ? 2 * tiles
