@@ -15,7 +15,6 @@ import ptxrt
 ROOT = Path(__file__).parent.parent
 KERNELS = ROOT / "kernels_cu"
 PACKAGE = ROOT / "ptxrt"
-EMULATOR = PACKAGE / "emulator"
 
 # What each folder of kernels_cu may include, besides headers of CUDA and of its own folder.
 LAYERS = {"ptx": set(), "tile": {"ptx"}, "op": {"tile", "ptx"}, ".": {"op", "tile", "kernel.cuh"}}
@@ -193,18 +192,6 @@ def test_variants_are_those_of_the_sources():
         assert found == {
             axes: [v if isinstance(v, tuple) else (v,) for v in values] for axes, values in kernel.variants.items()
         }
-
-
-# Further headers of a family, besides the one with its name.
-MORE_OF_A_FAMILY = {"cp_async_all", "cp_async_if", "cvt_scaled", "griddepcontrol", "mma_plain", "named_barrier"}
-
-
-@needs_sources
-def test_an_instruction_family_has_one_name_everywhere():
-    headers = {path.stem for path in (KERNELS / "ptx").glob("*.cuh")} - {"target"} - MORE_OF_A_FAMILY
-    families = {path.stem for path in EMULATOR.glob("*.py")}
-    tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "emulator").glob("test_*.py")}
-    assert headers <= families and headers <= tests
 
 
 @needs_sources
