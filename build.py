@@ -24,6 +24,7 @@ uses only the standard library and imports nothing from ptxrt.
 import argparse
 import concurrent.futures
 import difflib
+import functools
 import hashlib
 import itertools
 import json
@@ -56,6 +57,8 @@ QUICKER_FLAGS = ["-D_GLIBCXX_BITS_SPECFUN_H=1"]
 # Kept texts have line numbers, for the emulator. In binaries they would make up two thirds of the wheel.
 LINES_FLAG = "-lineinfo"
 PTXAS_FLAGS = ["-suppress-debug-info"]
+# The figures of machine code that tests compare. A quick build does not assemble a text again that they were read from.
+CODE_RECORD = ROOT / "tests" / "sass_figures.json"
 RECIPE = 1  # increase it when this file makes other bytes from the same sources and flags
 
 
@@ -100,16 +103,17 @@ class Extent(NamedTuple):
         return EXTENTS.index(self) >= EXTENTS.index(other)
 
 
-# In turn: for the emulator on native texts; for tests: code for one card, and a text that newer GPUs compile
-# themselves; for releases.
+# In turn: for the emulator on native texts; for tests, if the machine code of the text is on record; for tests: code
+# for one card, and a text that newer GPUs compile themselves; for releases.
 PTX_ONLY = Extent("ptx", ("compute_120f",), {})
+KNOWN = Extent("known", ("compute_120f", "compute_90"), {".portable.fatbin": ("compute_90",)})
 QUICK = Extent("quick", ("compute_120f", "compute_90"), {".fatbin": ("sm_120a",), ".portable.fatbin": ("compute_90",)})
 FULL = Extent(
     "full",
     ("compute_120f", "compute_90", "compute_80"),
     {".fatbin": ("sm_120a", "sm_121a"), ".portable.fatbin": ("sm_90", "sm_80", "compute_80")},
 )
-EXTENTS = (PTX_ONLY, QUICK, FULL)
+EXTENTS = (PTX_ONLY, KNOWN, QUICK, FULL)
 LAUNCH_INTS = 9  # threads[3], shared_bytes, tile[3], min_blocks, spill_bytes
 SHARED_BYTES, SPILL_BYTES = 3, 8  # indices of these
 
@@ -467,6 +471,8 @@ class Text(NamedTuple):
     target: Target
     text: str
     usage: dict  # arch -> entry -> registers, spills, ...
+    cubins: dict  # arch -> SHA-256 of the machine code
+    known: str  # the key of a text that was not assembled because its code is known, else ""
     seconds: float
 
 
@@ -489,7 +495,10 @@ def compile_text(unit, target, sources, tools, folder, extent):
     if target.native:
         check_block_scaled(unit, text)
 
-    tables = {}
+    if extent is QUICK and target.native and (code := known_code(unit, text, tools.version, facts)):
+        return Text(target, text, *code, time.perf_counter() - start)
+
+    tables, cubins = {}, {}
     wanted = {image for images in extent.fatbins.values() for image in images}
     for cubin in (cubin for cubin in target.cubins if cubin in wanted):
         # The cubin records the command line: use relative names and a fixed folder.
@@ -500,7 +509,40 @@ def compile_text(unit, target, sources, tools, folder, extent):
         table = usage(log)
         check_assembly(unit, cubin, log, table, facts if target.native else None)
         tables[cubin] = {entry: table[entry] for entry in facts}
-    return Text(target, text, tables, time.perf_counter() - start)
+        cubins[cubin] = hash_of(folder / names[-1], {})
+    return Text(target, text, tables, cubins, "", time.perf_counter() - start)
+
+
+def text_key(text, compiler):
+    """Return a digest of what the machine code of a native text depends on: the text without its line numbers, the
+    version of ptxas and its flags."""
+    lines = [line for line in text.splitlines() if not line.startswith(("\t.loc", "\t.file"))]
+    return hashlib.sha256("\n".join([compiler, *PTXAS_FLAGS, *lines]).encode()).hexdigest()
+
+
+@functools.cache
+def code_record():
+    """Return the record of machine code; empty if it is missing, as in a copy of the sources alone."""
+    try:
+        return json.loads(CODE_RECORD.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {"code": {}}
+
+
+def known_code(unit, text, compiler, facts):
+    """Return (usage, cubins, key) of a native text whose machine code is in the record; None for another text."""
+    known, arch = code_record()["code"].get(unit.unit, {}), TARGETS[0].cubins[0]
+    key = text_key(text, compiler)
+    if known.get("text") != key:
+        return None
+    usage = {}
+    for entry, launch in facts.items():
+        figures = code_record()[arch][entry]
+        # The record keeps the larger one of the two numbers of spilled bytes.
+        spilled = dict.fromkeys(("spill_store_bytes", "spill_load_bytes"), figures["spill_bytes"])
+        shared_bytes = figures["shared_bytes"] - launch[SHARED_BYTES]
+        usage[entry] = {"registers": figures["registers"], "shared_bytes": shared_bytes, **spilled}
+    return {arch: usage}, {arch: known["cubin"]}, key
 
 
 def link(unit, tools, folder, extent):
@@ -566,7 +608,14 @@ def is_fresh(unit, sources, modules, extent, cache):
     headers and flags.
     """
     record = record_of(unit, modules)
-    if not record or record.get("flags") != flags_of(unit) or not extent_of(record).holds(extent):
+    if not record or record.get("flags") != flags_of(unit):
+        return False
+    built = extent_of(record)
+    if (extent, built) == (QUICK, KNOWN) and record.get("known") == code_record()["code"].get(unit.unit, {}).get(
+        "text"
+    ):
+        extent = KNOWN
+    if not built.holds(extent):
         return False
     for name in extent.outputs(unit):
         file = modules / name
@@ -599,6 +648,8 @@ def launches_of(text, unit):
 def install(unit, texts, sources, tools, folder, modules, extent):
     """Write a unit's record and move its files from the staging folder into the modules."""
     texts = sorted(texts, key=lambda item: TARGETS.index(item.target))
+    if known := "".join(item.known for item in texts):
+        extent = KNOWN
     for item in texts:
         if item.target.keep:
             (folder / f"{unit.unit}{item.target.keep}").write_bytes(item.text.encode("utf-8"))
@@ -622,8 +673,10 @@ def install(unit, texts, sources, tools, folder, modules, extent):
         "bytes": {name: (folder / name).stat().st_size for name in outputs},
         "sha256": {name: hash_of(folder / name, cache) for name in outputs},
         # Hashes of the machine code itself: those of fatbins also depend on the other targets in them.
-        "cubins": {arch: hash_of(folder / f"{unit.unit}.{arch}.cubin", cache) for item in texts for arch in item.usage},
+        "cubins": {arch: digest for item in texts for arch, digest in item.cubins.items()},
     }
+    if known:
+        record["known"] = known
     staged = folder / f"{unit.unit}.json"
     staged.write_bytes((json.dumps(record, indent=1) + "\n").encode("utf-8"))
     # The record is removed first and written last: a unit whose files are being replaced counts as missing, never as
@@ -937,7 +990,9 @@ def main(arguments=None):
     parser.add_argument("--table", action="store_true", help="print the tables even when nothing was built")
     parser.add_argument("--ptx-only", action="store_true", help="write the native PTX alone: enough for the emulator")
     parser.add_argument(
-        "--quick", action="store_true", help="assemble for sm_120a alone: enough for tests without a GPU"
+        "--quick",
+        action="store_true",
+        help="assemble for sm_120a alone, and only what tests read: enough for tests without a GPU",
     )
     parser.add_argument(
         "--requires",

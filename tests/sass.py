@@ -8,8 +8,9 @@ per byte if the entry's name has no type. Where the path forks, it follows the b
 fewest instructions. A loop inside the path counts once.
 
 Instructions count per warp and elements per lane: 1.0 per element means 32 elements for each issued instruction.
-`python tests/sass.py --record` writes sass_figures.json: the figures, and a digest of each unit's native code. The
-tests do not read code again whose digest is the recorded one.
+`python tests/sass.py --record` writes sass_figures.json: the figures, and digests of each unit's native code and of the
+text that it was assembled from. The tests do not read code again whose digest is the recorded one, and a quick build
+does not assemble the recorded text again.
 """
 
 from __future__ import annotations
@@ -41,6 +42,16 @@ ARCHS = [arch for target in build.TARGETS for arch in target.cubins]
 
 # A GeForce RTX 5090: each of an SM's four schedulers issues one instruction of a warp per clock.
 SMS, SCHEDULERS, GIGAHERTZ, MEMORY_GB_PER_S = 170, 4, 2.407, 1792
+
+# Units whose code tests read even if it is the recorded one: quick builds assemble them.
+READ = (
+    "add_mean",
+    "amax",
+    "attention_bf16_dim128_dim_v128",
+    "attention_bf16_dim64_dim_v64",
+    "attention_nvfp4_dim128_dim_v128",
+    "transpose_naive",
+)
 
 ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 
@@ -151,19 +162,28 @@ def table(arch: str, figures: dict[str, Figures], per: str) -> list[list[str]]:
     return rows
 
 
-def code_of(unit, modules: Path = build.MODULES) -> str:
-    """A digest of a unit's native code and of the files that read it."""
+def code_of(unit, modules: Path = build.MODULES) -> dict[str, str]:
+    """Digests of a unit's native code: "cubin", and "read" with the files that read it."""
     readers = Path(__file__).read_bytes() + Path(listing.__file__).read_bytes()
-    return hashlib.sha256(readers + build.assembled(unit, modules)["cubins"][NATIVE].encode()).hexdigest()
+    cubin = build.assembled(unit, modules)["cubins"][NATIVE]
+    return {"cubin": cubin, "read": hashlib.sha256(readers + cubin.encode()).hexdigest()}
 
 
-def read_record() -> tuple[dict[str, dict[str, dict]], dict[str, str]]:
-    """{target: {entry: figures}} and {unit: digest of its native code} of sass_figures.json."""
+def text_of(unit, modules: Path = build.MODULES) -> dict[str, str]:
+    """The key of the text that the code of a built unit was assembled from; {} for a unit of READ."""
+    if unit.unit in READ:
+        return {}
+    text = (modules / f"{unit.unit}{build.TARGETS[0].keep}").read_text(encoding="utf-8")
+    return {"text": build.text_key(text, build.assembled(unit, modules)["compiler"])}
+
+
+def read_record() -> tuple[dict[str, dict[str, dict]], dict[str, dict[str, str]]]:
+    """{target: {entry: figures}} and {unit: digests of its native code and text} of sass_figures.json."""
     figures = json.loads(RECORD.read_text(encoding="utf-8"))
     return figures, figures.pop("code", {})
 
 
-def write_record(figures: dict[str, dict[str, dict]], code: dict[str, str]) -> None:
+def write_record(figures: dict[str, dict[str, dict]], code: dict[str, dict[str, str]]) -> None:
     """Write sass_figures.json, one entry or unit per line."""
     parts = []
     for part, found in (figures | {"code": code}).items():
@@ -212,7 +232,7 @@ def main() -> int:
             return 1
         # A unit with an opcode of no known class gets no digest, so that tests read it until the opcode has a class.
         unclear = {entry for entry, f in figures[NATIVE].items() if f.instructions["other"]}
-        code = {unit.unit: code_of(unit) for unit in units if not unclear & set(entries[unit.unit])}
+        code = {unit.unit: code_of(unit) | text_of(unit) for unit in units if not unclear & set(entries[unit.unit])}
         recorded, known = {}, read_record()[0]
         for arch in ARCHS:
             # Half blocks are entries of some targets only.

@@ -327,6 +327,39 @@ def test_quick(toolchain, copy, tmp_path):
     assert {name: data for name, data in contents(out).items()} == full
 
 
+def test_a_quick_build_does_not_assemble_what_is_on_record(toolchain, copy, tmp_path, monkeypatch):
+    """It takes the figures of the record, unless the text, line numbers aside, or the compiler is another one."""
+    tree, modules = copy
+    out = tmp_path / "out"
+    (unit,) = build.select(build.find_units(tree), ["plain"])
+    whole = build.record_of(unit, modules)
+    usage = whole["entries"]["plain"]["sm_120a"]
+    dynamic = whole["texts"]["compute_120f"]["plain"]["launch"][build.SHARED_BYTES]
+    figures = {"registers": usage["registers"], "spill_bytes": 0, "shared_bytes": usage["shared_bytes"] + dynamic}
+    key = build.text_key((modules / "plain.ptx").read_text(), whole["compiler"])
+    known = {"text": key, "cubin": whole["cubins"]["sm_120a"]}
+    on_record = {"sm_120a": {"plain": figures}, "code": {"plain": known}}
+    monkeypatch.setattr(build, "code_record", lambda: on_record)
+    quick = ["--sources", str(tree), "--out", str(out), "--quick", "--only", "plain"]
+    assert build.main(quick) == 0
+    assert sorted(contents(out)) == ["plain.json", "plain.portable.fatbin", "plain.portable.ptx", "plain.ptx"]
+    record = build.assembled(unit, out)
+    assert record["cubins"] == {"sm_120a": known["cubin"]} and record["texts"].keys() == {"compute_120f", "compute_90"}
+    assert {name: record["entries"]["plain"]["sm_120a"][name] for name in usage if name != "stack_bytes"} == {
+        name: value for name, value in usage.items() if name != "stack_bytes"
+    }
+    assert not build.stale([unit], tree, out, build.QUICK) and build.stale([unit], tree, out, build.FULL)
+
+    source = (tree / "plain.cu").read_text()
+    (tree / "plain.cu").write_text("// a line more\n" + source)
+    assert build.main(quick) == 0 and not (out / "plain.fatbin").exists()  # another text of the same code
+    known["text"] = "of another text"
+    assert build.stale([unit], tree, out, build.QUICK)
+    assert build.main(quick) == 0 and (out / "plain.fatbin").exists()
+    assert build.assembled(unit, out)["cubins"] == record["cubins"]
+    assert key != build.text_key((modules / "plain.ptx").read_text(), "14.0.1")
+
+
 def test_list_says_what_is_fresh(copy, no_compiler, capsys):
     tree, modules = copy
     build.remove("plain", modules)
