@@ -18,13 +18,14 @@ from threading import Lock
 import numpy as np
 
 from ..errors import Unsupported
-from ..ptx.ir import Immediate, Instruction, Negated, Register, Special, Symbol
+from ..ptx.ir import Immediate, Instruction, Register, Special, Symbol
 from ..ptx.lower import Branch, Program, Switch
 from ..ptx.parse import damage
-from .calls import NAMESPACE, canonical
+from .calls import NAMESPACE
 from .codegen import UNIFORM_SPECIALS, BlockWriter
 from .decode import UNSIGNED, Decoded, Decoder, register_bytes
-from .instruction import DTYPES, Semantics, resolve
+from .instruction import Semantics, resolve
+from .uniform import evaluator
 
 
 def kind_of(opcode: str) -> str:
@@ -123,9 +124,10 @@ class Translator:
         self.constants: dict[object, str] = {}
         self.namespace: dict[str, object] = dict(NAMESPACE)
         self.functions: dict[object, str] = {}
-        self.uniform: dict[str, int] = {}
+        self.uniform: dict[str, int] = {}  # register -> place in uniform_order of the instruction that writes it
         self.uniform_slots: dict[tuple[str, str], int] = {}
-        self.uniform_order: list[tuple[Instruction, Semantics]] = []
+        self.uniform_order: list[Decoded] = []
+        self.evaluators: dict[int, Callable] = {}  # place in uniform_order -> function, made on first use
         self.number_of: Callable[[Instruction], int] | None = None
 
     def profile(self, mark: Callable[[int], None], number_of: Callable[[Instruction], int]) -> None:
@@ -204,7 +206,7 @@ class Translator:
             for item in remaining:
                 if all(register.name in self.uniform for register in item.registers_read()):
                     for register in item.registers_written():
-                        self.uniform[register.name] = len(self.uniform)
+                        self.uniform[register.name] = len(self.uniform_order)
                     item.uniform = True
                     self.uniform_order.append(item)
                     changed = True
@@ -398,10 +400,12 @@ class Translator:
         if not missing:
             return known
         values = launch.uniform_values
-        if not values:
-            with np.errstate(all="ignore"):
-                for item in self.uniform_order:
-                    self.evaluate(item, values, launch)
+        with np.errstate(all="ignore"):
+            for place in self.places_behind([name for name, _ in missing], values):
+                evaluate = self.evaluators.get(place)
+                if evaluate is None:
+                    evaluate = self.evaluators[place] = evaluator(self, self.uniform_order[place])
+                evaluate(values, launch)
         for name, kind in missing:
             raw = values[name]
             dtype = np.dtype(kind)
@@ -412,57 +416,17 @@ class Translator:
             known.append(view)
         return known
 
-    def evaluate(self, item: "Decoded", values: dict[str, np.ndarray], launch) -> None:
-        """Compute one uniform instruction on (1,) arrays."""
-        instruction, semantics = item.instruction, item.semantics
-
-        def fetch(operand, kind: str) -> np.ndarray:
-            dtype = np.dtype(kind)
-            if isinstance(operand, Negated):
-                return ~values[operand.register.name]
-            if isinstance(operand, Register):
-                raw = values[operand.name]
-                if kind != "b1" and dtype.itemsize < raw.dtype.itemsize:
-                    raw = raw.astype(f"u{dtype.itemsize}")
-                return raw.view(dtype)
-            if isinstance(operand, Special):
-                return np.array([launch.special(operand.name)]).astype(f"u{dtype.itemsize}").view(dtype)
-            value = self.constant_value(operand, kind, instruction)
-            return (
-                np.array([value & ((1 << 8 * dtype.itemsize) - 1)], f"u{dtype.itemsize}").view(dtype)
-                if kind != "b1"
-                else np.array([bool(value)])
-            )
-
-        if semantics is None:
-            for register, value in zip(item.destinations, _mov_values(item, fetch)):
-                if isinstance(register, Register):
-                    values[register.name] = value
-            return
-        if semantics.option("constant"):
-            address = item.sources[0]
-            results = semantics.option("constant")(launch, address.base.name, address.offset + address.base.offset)
-        else:
-            arguments = []
-            for operand, source in zip(semantics.sources, item.sources):
-                if source is None:
-                    arguments.append(None)
-                elif operand.count:
-                    arguments.append(tuple(fetch(element, operand.kind) for element in source.elements))
-                elif operand.is_immediate:
-                    arguments.append(source.value)
-                else:
-                    arguments.append(fetch(source, operand.kind))
-            results = semantics.bound(self.arithmetic)(*arguments)
-            if len(item.destinations) == 1:
-                results = (results,)
-        types = semantics.result_types
-        for register, type, result in zip(item.destinations, types, results):
-            if isinstance(register, Register):
-                result = np.broadcast_to(np.asarray(result), (1,))
-                if semantics.option("loose_nan"):
-                    result = canonical(result.view(DTYPES[type]), type)
-                values[register.name] = _widened(result, type, register.type)
+    def places_behind(self, names: list[str], values: dict[str, np.ndarray]) -> list[int]:
+        """The places in uniform_order of the instructions that compute these registers, without those in `values`."""
+        places: set[int] = set()
+        todo = [name for name in names if name not in values]
+        while todo:
+            place = self.uniform[todo.pop()]
+            if place not in places:
+                places.add(place)
+                read = self.uniform_order[place].registers_read()
+                todo += [register.name for register in read if register.name not in values]
+        return sorted(places)
 
     def constant_value(self, operand, kind: str, instruction: Instruction) -> int:
         """The bits of an immediate or the address of a symbol, as a value of `kind`."""
@@ -527,37 +491,3 @@ def _bits(mask: int) -> list[int]:
     data = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), np.uint8)
     positions: list[int] = np.flatnonzero(np.unpackbits(data, bitorder="little")).tolist()
     return positions
-
-
-def _widened(result: np.ndarray, type: str, register: str) -> np.ndarray:
-    """A result of `type` as the raw bits of a register."""
-    if register == "pred":
-        return result.astype(bool)
-    width = register_bytes(register)
-    if result.dtype.itemsize == width:
-        return result.view(f"u{width}")
-    if result.dtype.kind == "f":
-        result = result.view(f"u{result.dtype.itemsize}")
-    return result.astype(f"{result.dtype.kind}{width}").view(f"u{width}")
-
-
-def _mov_values(item: "Decoded", fetch) -> list[np.ndarray]:
-    """mov on arrays: plain copies, packing and unpacking. Returns raw unsigned arrays per destination."""
-    type_size = register_bytes(item.instruction.opcode.split(".")[1])
-    targets, sources = item.destinations, item.sources
-    if len(targets) == len(sources):
-        return [fetch(source, UNSIGNED[type_size // len(targets) if type_size else 0]) for source in sources]
-    if len(sources) > 1:
-        part = type_size // len(sources)
-        total = None
-        for position, source in enumerate(sources):
-            piece = fetch(source, UNSIGNED[part]).astype(f"u{type_size}") << np.array(
-                8 * part * position, f"u{type_size}"
-            )
-            total = piece if total is None else total | piece
-        return [total]
-    part = type_size // len(targets)
-    whole = fetch(sources[0], UNSIGNED[type_size])
-    return [
-        (whole >> np.array(8 * part * position, f"u{type_size}")).astype(f"u{part}") for position in range(len(targets))
-    ]
