@@ -5,6 +5,7 @@ Source: PTX ISA 9.0, chapters 4 (syntax), 5 (state spaces, types, variables) and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Union
 
@@ -196,7 +197,7 @@ class Module:
     variables: dict[str, Variable]
     functions: dict[str, Function]
     files: dict[int, str]
-    line_starts: list[int]
+    line_starts: Sequence[int]
     bodies: dict[str, object] = field(default_factory=dict)  # bodies that were read and are kept (emulator/verify.py)
 
     @property

@@ -271,13 +271,16 @@ class _Renamer:
 
     def instruction(self, instruction: Instruction) -> Instruction:
         cache = self.cache
-        operands = []
+        operands, same = [], True
         for operand in instruction.operands:
             renamed = cache.get(operand)
             if renamed is None or type(renamed) is not type(operand):
                 renamed = cache[operand] = self.operand(operand)
+            same = same and renamed is operand
             operands.append(renamed)
         guard = self.guard(instruction.guard)
+        if same and guard == instruction.guard:
+            return instruction
         return Instruction(
             instruction.opcode, tuple(operands), guard, instruction.line, instruction.location, instruction.used
         )

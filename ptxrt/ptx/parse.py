@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 import struct
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from math import prod
+from sys import intern
 from typing import NamedTuple, Union
 
 import numpy as np
@@ -149,7 +151,8 @@ class _ModuleReader:
         self.name = name
         self.position = 0
         self.characters = np.frombuffer(text.encode("latin-1", "replace"), np.uint8)
-        self.line_starts = [0] + (np.flatnonzero(self.characters == ord("\n")) + 1).tolist()
+        starts = np.flatnonzero(self.characters == ord("\n")) + 1
+        self.line_starts = array("I", [0, *starts.tolist()])
         self.closing = self._match_braces()
         self.variables: dict[str, Variable] = {}
         self.functions: dict[str, Function] = {}
@@ -721,6 +724,7 @@ class _BodyReader:
         self.inlined: dict[
             tuple[str, tuple[int, int, int]], Location
         ] = {}  # (function, place where it is inlined) -> the location of that place
+        self.places: dict[tuple[tuple[int, int, int], int], Location] = {}  # one object for equal locations
         self.location: Location | None = None
         self.used_bytes: int | None = None  # of the next load
         self.line = function.line
@@ -781,17 +785,20 @@ class _BodyReader:
         known = self.locations.get(here)
         outer = known.inlined_at if known is not None else None  # nvcc may repeat a position without its inlined_at
         if match[4] is not None:
-            place = (int(match[5]), int(match[6]), int(match[7]))
+            caller = (int(match[5]), int(match[6]), int(match[7]))
             # The `.loc` right before gives the inlining of that place in turn, but only once. Later it is the one that
             # was recorded for this function and place.
-            if self.location is not None and self.location[:3] == place:
+            if self.location is not None and self.location[:3] == caller:
                 outer = self.location
             else:
-                outer = self.inlined.get((match[4], place)) or self.locations.get(place) or Location(*place)
+                outer = self.inlined.get((match[4], caller)) or self.locations.get(caller) or Location(*caller)
             if _depth(outer) > 64:
-                outer = Location(*place)
-            self.inlined[match[4], place] = outer
-        self.location = self.locations[here] = Location(file, line, column, outer)
+                outer = Location(*caller)
+            self.inlined[match[4], caller] = outer
+        place = self.places.get((here, id(outer)))
+        if place is None:
+            place = self.places[here, id(outer)] = Location(file, line, column, outer)
+        self.location = self.locations[here] = place
 
     def label(self, name: str) -> None:
         if name in self.scope.labels:
@@ -873,7 +880,7 @@ class _BodyReader:
         if opcode.startswith(_BRANCHES):
             self.branches.append((len(self.statements), self.scope))
         used, self.used_bytes = self.used_bytes if opcode.startswith("ld") else None, None
-        self.statements.append(Instruction(opcode, tuple(operands), guard, self.line, self.location, used))
+        self.statements.append(Instruction(intern(opcode), tuple(operands), guard, self.line, self.location, used))
 
     def without_selectors(self, opcode: str, parts: list[str]) -> tuple[list[str], list[Immediate]]:
         """Split the operands d.b10, a.b3210, b.b7654, ... of a SIMD video instruction into operands and selectors.
