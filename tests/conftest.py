@@ -123,8 +123,8 @@ def memory() -> float:
         return there
 
 
-#: Bytes of a process that are never too many: its share of half of the memory, between 2e9 and 6e9.
-LEAST = min(max(2e9, memory() / 2 / int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))), 6e9)
+#: Bytes of a process that are never too many: its share of 0.7 of the memory, between 2e9 and 9e9.
+LEAST = min(max(2e9, 0.7 * memory() / int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))), 9e9)
 
 
 @pytest.fixture(scope="session")
@@ -144,12 +144,17 @@ def bounded_memory(allowance):
     gc.collect(1)
     if resident() < allowance[0]:
         return
-    for backend in [kept for kept in selection._kept if not kept.is_cuda]:
+    kept = [backend for backend in selection._kept if not backend.is_cuda]
+    # Translations go at once, without a search for cycles among tens of millions of objects.
+    for module in [module for backend in kept for module in backend.emulator.modules]:
+        module._codes.clear()
+    for backend in kept:
         del selection._kept[backend]
+    del kept
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-    allowance[0] = max(LEAST, 2 * resident())
+    allowance[0] = max(LEAST, 1.3 * resident())
 
 
 @pytest.fixture(autouse=True)
