@@ -504,10 +504,24 @@ def matplotlib():
 PRODUCE = ("bench", "produce", "--shape", "2x128", "--l2", "warm", "--repeat", "1", "--function", "gelu")
 
 
+PNG, SVG, PDF = (".png", b"\x89PNG\r\n\x1a\n"), (".svg", b"<?xml"), (".PDF", b"%PDF")
+
+
+# Every command, and every kind of file: what writes the file is the same for all commands.
 @pytest.mark.parametrize(
-    "command", [QUANTIZE, ("bench", "dequantize", *QUANTIZE[2:]), ATTENTION, LAUNCH, GEMM, PRODUCE], ids=lambda c: c[1]
+    "command, suffix, magic",
+    [
+        (QUANTIZE, *PNG),
+        (("bench", "dequantize", *QUANTIZE[2:]), *SVG),
+        (ATTENTION, *PDF),
+        (LAUNCH, *PNG),
+        (LAUNCH, *SVG),
+        (LAUNCH, *PDF),
+        (GEMM, *SVG),
+        (PRODUCE, *PDF),
+    ],
+    ids=lambda value: value[1] if isinstance(value, tuple) else value if isinstance(value, str) else "",
 )
-@pytest.mark.parametrize("suffix, magic", [(".png", b"\x89PNG\r\n\x1a\n"), (".svg", b"<?xml"), (".PDF", b"%PDF")])
 def test_pictures_are_written_whole(cuda, matplotlib, tmp_path, command, suffix, magic):
     path = tmp_path / f"picture{suffix}"
     result = call(*command, "--plot", path)
