@@ -326,6 +326,7 @@ def test_names_as_long_as_the_file_system_allows(q, tmp_path):
 KILLED = """
 import os, signal, sys
 from ptxrt.files import replacing
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 with replacing(sys.argv[1]) as file:
     file.write(b"half")
     file.flush()
@@ -344,7 +345,7 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next(q, tmp_path, number
     for process in (other, killed):
         assert process.stdout.readline() == b"writing\n"
     killed.send_signal(number)
-    killed.wait()
+    killed.wait(60)
     assert path.read_bytes() == b"before"
     q.save(path)
     (left,) = tmp_path.glob(".ptxrt-*.part")  # the one of the process that is still writing
