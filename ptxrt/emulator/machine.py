@@ -277,6 +277,8 @@ class Batch:
         self.collective = np.array([block.collective for block in self.code.blocks])
         self.one_by_one = launch.emulator.schedule == "warps"
         self.focus, self.patience = 0, _PATIENCE
+        # Of the last choice: the lowest block of the threads that were not chosen, and whether any was woken since.
+        self.others_at, self.woken = -1, False
         # `changes` counts events that may release another thread or end a loop; `look` uses it.
         self.changes = 0
         self.quiet: dict[int, int] = {}  # for each block that watches memory: `changes` after its last run
@@ -301,6 +303,7 @@ class Batch:
     def wake(self, lane_ids: np.ndarray) -> None:
         """Let parked threads continue."""
         self.changes += 1
+        self.woken = True
         lane_ids = np.asarray(lane_ids)
         if self.parking is not None:
             self.parking[lane_ids] = False
@@ -431,7 +434,7 @@ class Batch:
                 steps -= 1
                 self.steps += 1
                 if self.steps & _LOOK == 0:
-                    self.look(block, lanes, together)
+                    self.look(block if together else None, lanes, together)
                 if steps <= 0 and block is not None:
                     self.key[slice(None) if lanes is None else lanes] = block
                     self.patience = 0
@@ -466,14 +469,30 @@ class Batch:
             candidates.sort(key=lambda block: self.last_run.get(block, 0))
         elif self.quiet:  # threads that poll unchanged memory go last
             candidates.sort(key=lambda block: self.quiet.get(block) == self.changes)
+        self.woken = False
         for block in candidates:
-            lanes = np.flatnonzero(key == block)
+            lanes = here = np.flatnonzero(key == block)
             if self.code.blocks[block].collective:
-                lanes = self.complete_warps(lanes)
+                lanes = self.complete_warps(here)
             if len(lanes):
                 self.last_run[block] = self.turns
+                rest = [other for other in candidates if other != block or len(lanes) < len(here)]
+                self.others_at = -1 if self.one_by_one else min(rest)
                 return block, lanes, False
+        self.others_at = -1
         return low, np.flatnonzero(key == low), False
+
+    def chosen_again(self, block: int, target: int) -> bool:
+        """Whether `choose` would let the threads that go from a block to another one, apart from others, run on."""
+        if target >= self.others_at or self.woken or self.code.blocks[block].blocking:
+            return False
+        if self.collective[target] and not self.executing.whole:
+            return False
+        if self.quiet.get(target) == self.changes or (self.turns + 1) % _FAIRNESS == 0:
+            return False
+        self.turns += 1
+        self.last_run[target] = self.turns
+        return True
 
     def key_of_whole_warps(self) -> np.ndarray:
         """The key, with `_NOWHERE` for threads at a .sync instruction while other threads of their warp are parked."""
@@ -534,8 +553,7 @@ class Batch:
         self.executing = None
 
     def step(self, number: int, lanes: np.ndarray | None, together: bool) -> int | None:
-        """Run one basic block. Returns the next block if the same threads continue together and no other thread can
-        run; else None."""
+        """Run one basic block. Returns the next block if the same threads run it next, else None."""
         block = self.code.blocks[number]
         self.current = number
         if lanes is not None and self.behind_barriers is not None and self.behind_barriers[number]:
@@ -591,7 +609,7 @@ class Batch:
         if together and not block.blocking and not (self.collective[target] and self.parked.any()):
             return target
         self.key[slice(None) if lanes is None else lanes] = target
-        return None
+        return target if not together and self.chosen_again(number, target) else None
 
     def branch(self, terminator: Branch, predicate: np.ndarray, lanes: np.ndarray | None) -> int | None:
         """The common target of all threads; None if they diverge, after setting the key of each."""
