@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from heapq import heappop, heappush
 from threading import Lock
 
@@ -450,6 +450,7 @@ class Translator:
 _STRONG = {"volatile", "relaxed", "acquire", "mmio"}
 
 
+@cache
 def _watches(opcode: str) -> bool:
     words = opcode.split(".")
     return words[0] == "atom" or (words[0] == "ld" and not _STRONG.isdisjoint(words))

@@ -634,6 +634,7 @@ class _Scope:
         self.parent = parent
         self.names: dict[str, Union[Register, Symbol]] = {}
         self.ranges: dict[str, tuple[int, str, str]] = {}  # prefix -> (count, type, unique prefix)
+        self.members: dict[str, Register] = {}  # of ranges, those that were found
         self.labels: dict[str, str] = {}
         self.cache: dict[str, object] = {}
 
@@ -644,11 +645,15 @@ class _Scope:
             if found is not None:
                 return found
             if scope.ranges:
+                found = scope.members.get(name)
+                if found is not None:
+                    return found
                 match = _INDEXED.fullmatch(name)
                 if match and match[1] in scope.ranges:
                     count, type, unique = scope.ranges[match[1]]
                     if int(match[2]) < count:
-                        return Register(unique + match[2], type)
+                        found = scope.members[name] = Register(unique + match[2], type)
+                        return found
             scope = scope.parent
         return None
 
@@ -716,7 +721,7 @@ class _BodyReader:
         self.variables: list[Variable] = []
         self.tables: dict[str, tuple[tuple[str, ...], _Scope]] = {}
         self.branches: list[tuple[int, _Scope]] = []
-        self.used: set[str] = set()
+        self.used: dict[str, int] = {}  # name -> how often it was declared
         self.scope = _Scope(None)
         for parameter in function.params + function.results:
             self.scope.names[parameter.name] = Symbol(parameter.name)
@@ -770,11 +775,9 @@ class _BodyReader:
 
     def unique(self, name: str) -> str:
         """Make a name unique within the function, because each copy of inline assembly declares the same names."""
-        candidate, number = name, 1
-        while candidate in self.used:
-            number += 1
-            candidate = f"{name}@{number}"
-        self.used.add(candidate)
+        number = self.used.get(name, 0) + 1
+        candidate = name if number == 1 else f"{name}@{number}"
+        self.used[name] = number
         return candidate
 
     def loc(self, text: str) -> None:
@@ -913,6 +916,8 @@ class _BodyReader:
         if not text:
             raise self.error("an operand is missing")
         first = text[0]
+        if first == "%" and "|" not in text:
+            return self.register(text)
         if first in _CLOSING and (text[-1] != _CLOSING[first] or len(text) < 2):
             raise self.error(f"the operand '{text[:60]}' is not closed by '{_CLOSING[first]}'")
         if first == "{":
@@ -938,13 +943,6 @@ class _BodyReader:
             return number
         if text == "WARP_SZ":
             return Immediate(32)
-        if first == "%":
-            if text[1:] in SPECIALS:
-                return Special(text[1:])
-            register = self.scope.find(text)
-            if register is None:
-                raise self.error(f"the register '{text}' is not declared and no special register that is known")
-            return register
         if _NAME.fullmatch(text):
             return self.scope.find(text) or Symbol(text)
         match = _PLUS.fullmatch(text)
@@ -953,6 +951,15 @@ class _BodyReader:
             if isinstance(base, Symbol):
                 return Symbol(base.name, base.offset + _displacement(match))
         raise self.error(f"the operand '{text}' is not understood")
+
+    def register(self, text: str) -> Union[Register, Symbol, Special]:
+        """The register of a name that begins with %, declared or special."""
+        if text[1:] in SPECIALS:
+            return Special(text[1:])
+        register = self.scope.find(text)
+        if register is None:
+            raise self.error(f"the register '{text}' is not declared and no special register that is known")
+        return register
 
     def address(self, text: str) -> Address:
         match = _PLUS.fullmatch(text)
