@@ -101,14 +101,13 @@ class SmolLM2(Decoder):
     def layer(self, i: int, x: Any, step: Step) -> Any:
         """Return the residual stream [tokens, width] after a layer."""
         c, p, cache = self.config, self.products, self.caches[i]
-        y = ptxrt.rmsnorm(x, self.norms[i][0], eps=c["eps"], **p.ending("qkv"))
-        qkv = p.multiply("qkv", y, f"qkv.{i}")
+        of_norm = lambda part: dict(a_norm=self.norms[i][part], a_eps=c["eps"])
+        qkv = p.multiply("qkv", x, f"qkv.{i}", **of_norm(0))
         q = ptxrt.append_qkv(qkv, cache, step.slots, step.positions, self.angles, heads=c["heads"], style="pairs")
         q = q.reshape(step.lengths.size, -1, c["heads"], c["dim"])
         a = ptxrt.attention_paged(q, cache, step.table, step.lengths, layout="bshd")
         x = p.multiply("out", a.reshape(x.shape[0], -1), f"out.{i}", residual=x)
-        y = ptxrt.rmsnorm(x, self.norms[i][1], eps=c["eps"], **p.ending("gate_up"))
-        h = p.multiply("gate_up", y, f"gate_up.{i}", activation="swiglu", into="down")
+        h = p.multiply("gate_up", x, f"gate_up.{i}", **of_norm(1), activation="swiglu", into="down")
         return p.multiply("down", h, f"down.{i}", residual=x)
 
     def forward(self, step: Step, last: bool = False) -> Any:
@@ -120,5 +119,5 @@ class SmolLM2(Decoder):
             self.progress(i + 1, self.config["layers"])
         if last:
             x = x.reshape(step.lengths.size, -1, x.shape[-1])[:, -1]
-        y = ptxrt.rmsnorm(x, self.last_norm, eps=self.config["eps"], **self.products.ending("logits"))
-        return self.products.multiply("logits", y, "logits", out_dtype=np.float32)
+        of_norm = dict(a_norm=self.last_norm, a_eps=self.config["eps"])
+        return self.products.multiply("logits", x, "logits", **of_norm, out_dtype=np.float32)

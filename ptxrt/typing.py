@@ -194,6 +194,8 @@ class MatrixOptions(ProductOptions, total=False):
 
     transpose_b: bool
     alpha: Number
+    a_norm: Array | None
+    a_eps: Number
 
 
 class GroupedOptions(ProductOptions, total=False):

@@ -123,12 +123,33 @@ def figures_of(entry: str, code: list[Instruction], usage: dict, dynamic_shared:
     )
 
 
+def before_the_wait(code: list[Instruction]) -> list[Instruction]:
+    """Return the instructions of an entry that use global memory, or end a thread, on some way from its begin that has
+    not met griddepcontrol.wait. The assembler may move loads with .nc to the front of it."""
+    at, wrong, seen, todo = {i.address: n for n, i in enumerate(code)}, [], set(), [0]
+    while todo:
+        n = todo.pop()
+        if n in seen or n == len(code):
+            continue
+        seen.add(n)
+        one = code[n]
+        if one.stem == "ACQBULK" and not one.guard:
+            continue
+        if one.kind == "global" or one.stem == "EXIT":
+            wrong.append(one)
+        todo += [at[target] for target in [one.target] if target is not None] + [n + 1] * (not one.ends)
+    return wrong
+
+
 def figures_of_unit(unit, arch: str, modules: Path = build.MODULES) -> dict[str, Figures]:
     """The figures of every entry of a built unit on one target; BuildError without a disassembler."""
     record = build.assembled(unit, modules)
     text = next(target.compute for target in build.TARGETS if arch in target.cubins)
     suffix = next(suffix for suffix, images in build.FULL.fatbins.items() if arch in images)
     functions = parse(sass_of(modules / f"{unit.unit}{suffix}", arch))
+    for entry, launch in record["texts"][text].items():
+        if launch.get("waits") and (early := before_the_wait(functions[entry])):
+            raise BuildError(f"{entry} on {arch}: {early[0]} stands before griddepcontrol.wait")
     return {
         entry: figures_of(entry, functions[entry], record["entries"][entry][arch], launch["launch"][build.SHARED_BYTES])
         for entry, launch in record["texts"][text].items()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import ptxrt
+import sass
 from ptxrt import units
 from test_driver import cuda, install  # noqa: F401
 
@@ -86,6 +87,25 @@ def test_what_the_rule_finds(before, wrong):
     assert wrong_before_the_wait(f"{before} griddepcontrol.wait; ld.global.u32 %r1, [%rd1]; ret;") == wrong
 
 
+@pytest.mark.parametrize(
+    "lines, wrong",
+    [
+        (
+            ["ISETP.NE.AND P0, PT, R2, RZ, PT", "@P0 BRA 0x0030", "ACQBULK", "LDG.E R2, desc[UR4][R2.64]"],
+            ["LDG.E", "EXIT"],
+        ),
+        (["LDC.64 R2, c[0x0][0x210]", "LDS R4, [R5]", "ACQBULK", "@P0 LDG.E.CONSTANT R2, desc[UR4][R2.64]"], []),
+        (["@P0 LDG.E.128.CONSTANT R4, desc[UR4][R2.64]", "ACQBULK"], ["LDG.E.128.CONSTANT"]),
+        (["@P0 EXIT", "ACQBULK"], ["EXIT"]),
+        (["BRA 0x0020", "LDGSTS.E [R2], desc[UR4][R2.64]", "ACQBULK", "STG.E desc[UR4][R2.64], R0"], []),
+    ],
+)
+def test_what_the_rule_finds_in_machine_code(lines, wrong):
+    listing = "".join(f"        /*{16 * i:04x}*/  {line} ;\n" for i, line in enumerate([*lines, "EXIT"]))
+    (code,) = sass.parse(f"Function : entry\n{listing}").values()
+    assert [one.opcode for one in sass.before_the_wait(code)] == wrong
+
+
 def test_only_graphs_launch_early(cuda):
     """Entries that wait, in a graph; all others and calls outside of graphs are plain launches."""
     x = ptxrt.to_device(np.arange(64, dtype=np.float32).reshape(2, 32).astype(BF16))
@@ -109,9 +129,9 @@ def test_graphs_of_early_launches_have_the_bits_of_calls(gpu):
     rng = np.random.default_rng(0)
     draw = lambda *shape: rng.standard_normal(shape, np.float32).astype(BF16)
     host = dict(x=draw(1, 576), y=draw(1, 576), w=draw(576, 576), v=draw(576, 576), h=draw(1, 1536), up=draw(3072, 576))
-    host["down"] = draw(576, 1536)
+    host |= dict(down=draw(576, 1536), norm=rng.standard_normal(576, np.float32))
 
-    def step(x, y, w, v, h, up, down):
+    def step(x, y, w, v, h, up, down, norm):
         for one, other in ((w, v), (v, w)):
             for _ in range(4):
                 ptxrt.rmsnorm(x, out=y)
@@ -121,6 +141,8 @@ def test_graphs_of_early_launches_have_the_bits_of_calls(gpu):
                 ptxrt.matmul(h, down, out=x)
                 ptxrt.rmsnorm(x, out=y)
                 ptxrt.matmul(y, other, out=x)
+                ptxrt.matmul(x, up, a_norm=norm, activation="swiglu", out=h)
+                ptxrt.matmul(h, down, residual=x, out=x)
             ptxrt.rmsnorm(one, out=other)  # the weights of the next launches
             ptxrt.matmul(y, other, out=x)
 
@@ -132,5 +154,5 @@ def test_graphs_of_early_launches_have_the_bits_of_calls(gpu):
         step(**sides[1])
         if turn % 20 == 0 or turn > 290:
             for name in host:
-                got, want = (side[name].to_numpy().view(np.uint16) for side in sides)
+                got, want = (side[name].to_numpy().view(np.uint8) for side in sides)
                 assert (got == want).all(), (turn, name)

@@ -204,6 +204,73 @@ def test_any_sizes(data):
         )
 
 
+@pytest.mark.parametrize("dtype", [BF16, np.float16])
+def test_up_to_eight_rows_end_as_more_rows_do(text_machine, dtype):
+    """A thread has one sum of up to eight rows, and a share of a row of more."""
+    for depth, cols in ((40, 70), (576, 128)):
+        a, b = (ptxrt.to_device(normal(n, depth, dtype=dtype, seed=n)) for n in (20, cols))
+        for activation in (None, "swiglu", ("swiglu", dict(limit=0.5, alpha=1.702, offset=1.0)), "gelu"):
+            width = cols // 2 if activation and activation != "gelu" else cols
+            for out in (BF16, np.float16, np.float32):
+                bias = normal(cols, dtype=out, seed=3)
+                residual = ptxrt.to_device(normal(20, width, dtype=out, seed=4))
+                for options in ({}, dict(bias=bias), dict(residual=residual), dict(bias=bias, residual=residual)):
+                    whole = ptxrt.matmul(a, b, alpha=0.75, activation=activation, out_dtype=out, **options).to_numpy()
+                    for rows in (slice(3, 4), slice(7, 15)):
+                        part = {k: v[rows] if k == "residual" else v for k, v in options.items()}
+                        got = ptxrt.matmul(a[rows], b, alpha=0.75, activation=activation, out_dtype=out, **part)
+                        assert got.to_numpy().tobytes() == whole[rows].tobytes(), (activation, out, options.keys())
+                target = residual[3:8].copy()
+                ptxrt.matmul(a[3:8], b, activation=activation, residual=target, out=target)
+                want = ptxrt.matmul(a, b, activation=activation, residual=residual, out_dtype=out)
+                assert target.to_numpy().tobytes() == want.to_numpy()[3:8].tobytes()
+
+
+@pytest.mark.parametrize("dtype", [BF16, np.float16])
+def test_normed_rows_have_the_bits_of_both_calls(text_machine, dtype):
+    """In one launch if the rows are few and in 16 bits, else in two; special values included."""
+    wide = lambda x: ptxrt.to_device(np.concatenate([x, x], -1))[:, : x.shape[1]]  # rows with gaps
+    for rows, cols, depth, one_launch in [
+        *((1, 40, 576, True), (8, 72, 1024, True), (4, 40, 2048, True), (7, 33, 32, True), (1, 40, 8192, True)),
+        *((5, 40, 1056, False), (9, 40, 64, False), (70, 40, 64, False), (2, 40, 72, False)),
+    ]:
+        a, b, weight = normal(rows, depth, dtype=dtype), normal(cols, depth, dtype=dtype, seed=1), normal(depth, seed=2)
+        a *= 2.0 ** (np.arange(rows) % 7 - 3)[:, None]
+        a[-1, 5:9] = [np.nan, np.inf, -0.0, 0.0][rows % 4]
+        bias, residual = normal(cols, dtype=np.float32, seed=3), normal(rows, cols, dtype=dtype, seed=4)
+        a, b, weight, bias, residual = wide(a), *map(ptxrt.to_device, (b, weight.astype(np.float32), bias, residual))
+        options = dict(bias=bias, activation="silu", residual=residual)
+        with ptxrt.trace() as seen:
+            got = ptxrt.matmul(a, b, a_norm=weight, a_eps=1e-5, **options)
+        assert len(list(seen)) == 2 - one_launch, (rows, cols, depth)
+        want = ptxrt.matmul(ptxrt.rmsnorm(a, weight, eps=1e-5), b, **options)
+        np.testing.assert_array_equal(got.to_numpy().view(np.uint16), want.to_numpy().view(np.uint16))
+
+
+def test_normed_rows_of_any_kind(text_machine):
+    """Rows that are rounded or quantized, weights in 16 bits, batches, many columns: as both calls in turn."""
+    a, b = normal(3, 96, dtype=np.float32), normal(40, 96, seed=1)
+    weight = normal(96, seed=2)
+    got = ptxrt.matmul(a, b, a_format="bf16", a_norm=weight, out_dtype=np.float32)
+    want = ptxrt.matmul(ptxrt.rmsnorm(a, weight, out_dtype=BF16), b, out_dtype=np.float32)
+    np.testing.assert_array_equal(got, want)
+    got = ptxrt.matmul(a[None], b, a_format="bf16", a_norm=weight, out_format="mxfp8")
+    want = ptxrt.matmul(ptxrt.rmsnorm(a[None], weight, out_dtype=BF16), b, out_format="mxfp8")
+    assert (got.codes == want.codes).all() and (got.scales == want.scales).all()
+    for format, level in (("mxfp8", None), ("nvfp4", 0.5)):
+        options = dict(b_format=format, out_dtype=np.float32)
+        got = ptxrt.matmul(a, b, a_format=format, a_global_scale=level, a_norm=weight, a_eps=0, **options)
+        rows = ptxrt.rmsnorm(a, weight, eps=0, format=format, global_scale=level)
+        np.testing.assert_array_equal(got, ptxrt.matmul(rows, b, **options))
+    many = ptxrt.ops.gemm_kernels.NORMED_COLS + 8
+    rows, weights = normal(1, 32), np.ones(32, np.float32)
+    with ptxrt.trace() as seen:
+        ptxrt.matmul(rows, normal(many, 32), a_norm=weights)
+    assert {launch.kernel for launch in seen} == {"norm_rows", "gemm_few_bf16"}
+    assert ptxrt.matmul(np.zeros((2, 0), BF16), np.zeros((8, 0), BF16), a_norm=np.ones(0)).tolist() == [[0] * 8] * 2
+    assert ptxrt.matmul(np.zeros((0, 32), BF16), normal(8, 32), a_norm=weights).shape == (0, 8)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "rows, cols, depth",
@@ -255,6 +322,10 @@ QUANTIZED = ptxrt.quantize
         ("axis -2", lambda m: m(QUANTIZED(A, "mxfp8", axis=0, pad=True), B)),
         ("transpose_b is", lambda m: m(A, B, transpose_b=2)),
         ("16 bits", lambda m: m(A, B, b_format="mxfp4", transpose_b=False)),
+        ("a_norm is float32 .33.", lambda m: m(A, B, a_norm=np.ones(33, np.float32))),
+        ("a_eps is -1", lambda m: m(A, B, a_norm=np.ones(32), a_eps=-1)),
+        ("a_norm came, but a is", lambda m: m(QUANTIZED(A, "mxfp8"), B, b_format="mxfp8", a_norm=np.ones(32))),
+        ("without a_global_scale", lambda m: m(A, B, a_format="nvfp4", b_format="nvfp4", a_norm=np.ones(32))),
     ],
 )
 def test_wrong_calls(words, call):

@@ -50,16 +50,14 @@ BUGS = [
     Bug("conventions", "the_last_key_unseen", LOGITS, "decoding.py", "positions[:, -1] + 1", "positions[:, -1]"),
     Bug("sums", "attention_replaces_the_stream", LOGITS, "smollm2.py", 'f"out.{i}", residual=x)', 'f"out.{i}")'),
     Bug("sums", "gates_replace_the_stream", LOGITS, "smollm2.py", 'f"down.{i}", residual=x)', 'f"down.{i}")'),
-    Bug(
-        "norms", "first_norm_twice", LOGITS, "smollm2.py", "rmsnorm(x, self.norms[i][1]", "rmsnorm(x, self.norms[i][0]"
-    ),
+    Bug("norms", "first_norm_twice", LOGITS, "smollm2.py", "**of_norm(1)", "**of_norm(0)"),
     Bug(
         "norms",
         "last_norm_of_a_layer",
         LOGITS,
         "smollm2.py",
-        "rmsnorm(x, self.last_norm",
-        "rmsnorm(x, self.norms[0][0]",
+        "a_norm=self.last_norm",
+        "a_norm=self.norms[0][0]",
     ),
     Bug(
         "scales",

@@ -11,12 +11,14 @@
 #include <cstdint>
 
 #include "../ptx/access.cuh"
+#include "../ptx/access_early.cuh"
 #include "../ptx/alu.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/griddepcontrol.cuh"
 #include "../tile/few_rows.cuh"
 #include "../tile/lanes.cuh"
 #include "gemm.cuh"
+#include "normed_rows.cuh"
 
 namespace op {
 
@@ -74,21 +76,43 @@ struct FewRing {
 template <class FormatA, class FormatB>
 constexpr bool few_stages_a = few_blocks > 1 && FormatA::bits == 16 && FormatB::bits > 4;
 
+// Whether these products norm rows of A.
+template <class FormatA>
+constexpr bool few_norms_a = FormatA::bits == 16;
+
 template <class FormatA, class FormatB>
 struct FewShared {
     static constexpr int rows = few_rows<FormatA>;
-    static constexpr bool stages_a = few_stages_a<FormatA, FormatB>;
+    static constexpr bool stages_a = few_stages_a<FormatA, FormatB>, norms_a = few_norms_a<FormatA>;
+    struct Nothing {};
     struct StagedA {
         uint4 fragment[few_warps][rows / 8][32];   // of each warp; a chunk of each lane
     };
-    struct NoStagedA {};
+    union OfA {   // rows are many or normed
+        std::conditional_t<stages_a, StagedA, Nothing> staged;
+        std::conditional_t<norms_a, NormedShared, Nothing> normed;
+    };
     union Warp {
         FewRing<FormatB> ring;
         tile::AccumulatorStaging<few_cols> staging[rows / 16];
     };
     Warp warp[few_warps];
     const uint8_t *codes_of_a[rows], *scales_of_a[rows];   // where rows of A begin
-    [[no_unique_address]] std::conditional_t<stages_a, StagedA, NoStagedA> staged_a;
+    [[no_unique_address]] std::conditional_t<stages_a || norms_a, OfA, Nothing> of_a;
+};
+
+// Where a row of A begins; `row` is counted from the block's first one.
+template <class Format>
+struct RowOfA {
+    const uint8_t *codes, *scales = nullptr;
+
+    template <class RowsA>
+    __device__ RowOfA(const RowsA &a, const GemmOptions &options, const TilePlace &place, int row) {
+        const int64_t here = row_of_a(options, place, row);
+        codes = a.data + place.matrix * a.batch + here * a.stride;
+        if constexpr (Format::bits < 16)
+            scales = a.scales + a.places.at(a.first_row + place.matrix * a.scale_rows + here, 0);
+    }
 };
 
 // A lane's part of A: row g of each of `tiles` fragments, and 16 of the 64 bytes of each step. Loads run ahead of their
@@ -99,6 +123,7 @@ struct FewRowsOfA {
     using Share = tile::StepShare<values>;
     static constexpr bool held = tiles <= 2;   // whether pointers are in registers
     static constexpr bool staged = !held && Shared::stages_a;
+    static constexpr bool may_be_normed = tiles == 1 && Shared::norms_a;
     // Loads in flight: two steps of few tiles, half a step of many, or one step if parts share words or loads wait in
     // shared memory.
     static constexpr int slots = held                  ? 2 * tiles
@@ -116,25 +141,37 @@ struct FewRowsOfA {
     bool swizzled = false;
     uint4 *chunks;   // of this lane in shared memory
     int there;       // rows of the block from this lane's first one on
+    bool is_normed = false;
+    uint32_t normed;   // where the normed row begins in shared memory
     uint32_t word[staged ? 1 : slots][4];
     uint32_t scale[slots][scale_count > 0 ? scale_count : 1];
 
-    // From value `first` on.
-    __device__ FewRowsOfA(Shared &shared, const OperandRows &operand, int first, int warp, int rows)
+    FewRowsOfA() = default;
+    // From value `first` on. Few rows are found here; of others find_rows_of_a() has written where they begin.
+    template <class RowsA>
+    __device__ FewRowsOfA(Shared &shared, const RowsA &operand, const GemmOptions &options, const TilePlace &place,
+                          int first, int warp)
         : codes_of(shared.codes_of_a + Share::row()), scales_of(shared.scales_of_a + Share::row()) {
-        there = rows - Share::row();
-        if constexpr (staged) chunks = &tile::of_lane(shared.staged_a.fragment[warp][0]);
+        there = place.end_row - place.first_row - Share::row();
+        if constexpr (staged) chunks = &tile::of_lane(shared.of_a.staged.fragment[warp][0]);
         at = (first + Share::first()) * Format::bits / 8;
         left = operand.bytes - int(at);
+        if constexpr (Format::bits < 16) {
+            block = (first + Share::first()) / Format::block, blocks = operand.places.blocks;
+            swizzled = operand.places.swizzled;
+        }
+        if constexpr (held) {
 #pragma unroll
-        for (int i = 0; i < pointers; ++i) codes[i] = codes_of[8 * i];
-    }
-    __device__ FewRowsOfA(Shared &shared, const BlockRows &operand, int first, int warp, int rows)
-        : FewRowsOfA(shared, static_cast<const OperandRows &>(operand), first, warp, rows) {
-        block = (first + Share::first()) / Format::block, blocks = operand.places.blocks;
-        swizzled = operand.places.swizzled;
-#pragma unroll
-        for (int i = 0; i < pointers; ++i) scales[i] = scales_of[8 * i];
+            for (int i = 0; i < tiles; ++i) {
+                const RowOfA<Format> row(operand, options, place, Share::row() + 8 * i);
+                codes[i] = row.codes, scales[i] = row.scales;
+            }
+        }
+        if constexpr (may_be_normed) {
+            is_normed = operand.weight;
+            normed = static_cast<uint32_t>(__cvta_generic_to_shared(shared.of_a.normed.bytes)) +
+                     min(Share::row(), Share::row() + there - 1) * NormedShared::stride(NormLanes(operand.cols()));
+        }
     }
 
     // A pointer from shared memory. Where two blocks share the registers, it is read again for each load.
@@ -153,7 +190,12 @@ struct FewRowsOfA {
             ptx::cp_async_cg_16(static_cast<uint32_t>(__cvta_generic_to_shared(chunks + 32 * (number % slots))), from,
                                 present && 8 * tile < there);
             if (number % 2 == 1) ptx::cp_async_commit_group();
-        } else if constexpr (held || few_blocks > 1) {
+        } else if constexpr (may_be_normed) {
+            ptx::ld_shared_or_global_16(words, normed + int(at) + 64 * step, is_normed && present, from,
+                                        !is_normed && present);
+        } else if constexpr (held) {
+            ptx::ld_global_16(words, from, present);
+        } else if constexpr (few_blocks > 1) {
             ptx::ld_global_nc_16(words, from, present);
         } else {   // a branch, so that the pointer needs no register before and behind it
             const uint4 chunk = present ? __ldg(reinterpret_cast<const uint4 *>(from)) : uint4{};
@@ -165,7 +207,7 @@ struct FewRowsOfA {
             for (int j = 0; j < scale_count; ++j) {
                 const int of_row = block + step_blocks * step + j;
                 const int place = swizzled ? of_row / 4 * tile::scale_tile_bytes + of_row % 4 : of_row;
-                scale[number % slots][j] = of_row < blocks ? __ldg(row_scales + place) : 0;
+                scale[number % slots][j] = of_row < blocks ? row_scales[place] : 0;
             }
         }
     }
@@ -317,6 +359,12 @@ struct FewCopies {
         }
     }
 
+    // Works out the addresses here: the compiler would do it where they are used, behind a wait.
+    __device__ void settle() {
+        rows.source = ptx::of_this_branch(rows.source), rows.target = ptx::of_this_branch(rows.target);
+        rows.left = ptx::of_this_branch(rows.left), rows.there = ptx::of_this_branch(rows.there);
+    }
+
     // How many lines to start before the first is read: those of a run that fits in the ring at once.
     __device__ int lines_at_first() const {
         return end - begin <= Ring::stages * Ring::units ? Ring::stages : Ring::stages - 1;
@@ -429,18 +477,60 @@ template <class FormatA, class Shared, class RowsA>
 __device__ inline void find_rows_of_a(Shared &shared, const RowsA &a, const GemmOptions &options,
                                       const TilePlace &place) {
     if (threadIdx.x >= Shared::rows) return;
-    const int64_t row = row_of_a(options, place, threadIdx.x);
-    shared.codes_of_a[threadIdx.x] = a.data + place.matrix * a.batch + row * a.stride;
-    if constexpr (FormatA::bits < 16)
-        shared.scales_of_a[threadIdx.x] = a.scales + a.places.at(a.first_row + place.matrix * a.scale_rows + row, 0);
+    const RowOfA<FormatA> row(a, options, place, threadIdx.x);
+    shared.codes_of_a[threadIdx.x] = row.codes;
+    if constexpr (FormatA::bits < 16) shared.scales_of_a[threadIdx.x] = row.scales;
 }
+
+// The epilogue of up to eight rows of floats without an activation, or with a gate. A thread has one sum; what it adds
+// is on its way while the block multiplies.
+struct FewElements {
+    bool wanted = false, present, gated, adds;
+    int row, column;   // of this thread's element of C
+    float bias = -0.0f, more = 0.0f;
+
+    // Starts loading. Called by all threads, behind the wait.
+    __device__ void load(const GemmOptions &options, const TilePlace &place) {
+        const EpilogueOptions &to = options.epilogue;
+        const Activation activation = Activation(to.activation);
+        gated = activation == Activation::swiglu;
+        wanted = EndingFormat(to.ending) == EndingFormat::none && (gated || activation == Activation::none);
+        const int of_sum = tile::lane_item(place.first_col);
+        row = place.first_row + threadIdx.x / 32, column = of_sum >> gated;
+        present = wanted && row < place.end_row && of_sum < options.cols;
+        const TypedRows biases(to.bias, 0), residual = to.in_place
+                                                           ? TypedRows(to.out, place.matrix * to.out_batch)
+                                                           : TypedRows(to.residual, place.matrix * to.residual_batch);
+        adds = residual.there();
+        if (present && biases.there()) bias = element(biases, place.group, of_sum);
+        if (present && adds) more = element(residual, row, column);
+    }
+
+    // Ends with this thread's sum. Called by whole warps.
+    __device__ void finish(const Epilogue &epilogue, float sum) const {
+        float value = fmaf(sum, epilogue.alpha, bias);
+        if (gated) value = epilogue.gate(value, ptx::shfl_sync_bfly_f32(value, 1));
+        if (adds) value += more;
+        if (present && !(gated && threadIdx.x % 2)) epilogue.out.store(row, column, value);
+    }
+
+private:
+    // An element, by a load that stays behind the wait.
+    __device__ static float element(const TypedRows &rows, int64_t row, int column) {
+        const uint8_t *const source = rows.at(row, column);
+        if (rows.type == TypedRows::Type::f32) return *reinterpret_cast<const float *>(source);
+        const uint16_t half = *reinterpret_cast<const uint16_t *>(source);
+        return rows.type == TypedRows::Type::bf16 ? __uint_as_float(uint32_t(half) << 16)
+                                                  : __half2float(__ushort_as_half(half));
+    }
+};
 
 // The sums of one warp over 8 `row_tiles` rows and 32 columns, to its staging. Columns of C are rows of the MMAs:
 // expanded B is the operand with 16 rows, A the operand with 8, whose loaded words are fragments already. Called by all
-// threads. B is on its way before they find and wait for the places of rows of A.
+// threads. Addresses are worked out before the wait for the launches ahead, unless the order of rows is in memory.
 template <class FormatA, class FormatB, int row_tiles, class RowsA, class RowsB>
 __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, const RowsA &a, const RowsB &b,
-                                         const GemmOptions &options, const TilePlace &place) {
+                                         const GemmOptions &options, const TilePlace &place, FewElements &elements) {
     using Element = typename Expanded<FormatA, FormatB>::Element;
     using Runs = typename FewExpanded<FormatA, FormatB>::Runs;
     constexpr auto order = FormatB::bits == 4 ? tile::PairOrder::crossed : tile::PairOrder::natural;
@@ -454,15 +544,40 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     const int warp = ptx::of_this_branch(threadIdx.x / 32);
     Ring &ring = shared.warp[warp].ring;
     FewCopies<FormatB, values * FormatB::bits / 8> copies(ring, b, options, place, warp);
-    ptx::griddepcontrol_wait();
+    copies.settle();
+    const auto begin_b = [&] {
 #pragma unroll 1
-    for (int i = 0; i < copies.lines_at_first(); ++i) copies.start();
-    find_rows_of_a<FormatA>(shared, a, options, place);
-    // The first fragments of A.
-    ptx::bar_sync();   // all threads see where rows of A begin
-    PartOfA rows_a(shared, a, copies.begin * Ring::unit, warp, place.end_row - place.first_row);
+        for (int i = 0; i < copies.lines_at_first(); ++i) copies.start();
+    };
+    PartOfA rows_a;
+    const auto find_a = [&](const GemmOptions &options) {
+        if constexpr (!PartOfA::held) {
+            find_rows_of_a<FormatA>(shared, a, options, place);
+            ptx::bar_sync();   // all threads see where rows of A begin
+        }
+        rows_a = PartOfA(shared, a, options, place, copies.begin * Ring::unit, warp);
+    };
+    const auto begin_a = [&] {
 #pragma unroll
-    for (int i = 0; i < PartOfA::slots; ++i) rows_a.load(i);
+        for (int i = 0; i < PartOfA::slots; ++i) rows_a.load(i);
+    };
+    NormOf<RowsA, PartOfA::may_be_normed> norm(a, place);
+    // Rows of A are found before the wait, unless their order is in memory. Normed ones are in order.
+    const bool ordered = options.order;
+    if (!ordered) {
+        GemmOptions in_order = options;
+        in_order.order = nullptr;   // so that the compiler knows it
+        find_a(in_order);
+    }
+    ptx::griddepcontrol_wait();
+    norm.load();
+    const bool ahead = PartOfA::held && !ordered && !norm.wanted();   // loads that do not queue behind copies
+    if (ahead) begin_a();
+    begin_b();
+    if (ordered) find_a(options);
+    norm.store(shared);
+    if (!ahead) begin_a();
+    if (row_tiles == 1) elements.load(options, place);
 
     const FewScalesOfB<FormatB, values> lane_scales;
     uint32_t stage_read = 0, page_read = 0;   // where the present ones begin in the ring
@@ -554,11 +669,11 @@ __device__ inline TilePlace place_of_few_rows(const RowsB &b, const GemmOptions 
     GemmOptions without_groups = options;
     without_groups.group_starts = nullptr;   // so that the compiler knows it
     const TilePlace place = TilePlace::of_block<rows, few_cols, false, true>(without_groups);
-    // Only if this is little: a block that reads for long gains nothing.
-    constexpr int line = 128, most = 3 * 32 * few_warps;
+    // Only if this is little, since a block that reads for long gains nothing, and for blocks that may begin early.
+    constexpr int line = 128, most = 3 * 32 * few_warps, early_blocks = 512;
     const uint8_t *const from = b.data + place.group * b.batch + place.first_col * b.stride;
     const int lines = ceil_div(b.bytes, line), all = lines * min(options.cols - place.first_col, few_cols);
-    if (all > most) return place;
+    if (all > most || blockIdx.x >= early_blocks) return place;
 #pragma unroll 1
     for (int i = threadIdx.x; i < all; i += 32 * few_warps)
         ptx::prefetch_global_l2_early(from + i / lines * b.stride + i % lines * line);
@@ -579,9 +694,10 @@ __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const Ge
         return;
     }
     // The sums over this warp's run of the depth.
-    if (rows <= 8) multiply_few_rows<FormatA, FormatB, 1>(shared, a, b, options, place);
-    else if (rows <= 16) multiply_few_rows<FormatA, FormatB, 2>(shared, a, b, options, place);
-    else multiply_few_rows<FormatA, FormatB, most / 8>(shared, a, b, options, place);
+    FewElements elements;
+    if (rows <= 8) multiply_few_rows<FormatA, FormatB, 1>(shared, a, b, options, place, elements);
+    else if (rows <= 16) multiply_few_rows<FormatA, FormatB, 2>(shared, a, b, options, place, elements);
+    else multiply_few_rows<FormatA, FormatB, most / 8>(shared, a, b, options, place, elements);
     ptx::griddepcontrol_launch_dependents();   // earlier, its blocks would hold back this one's loads
     if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
     ptx::bar_sync();   // all threads see the sums of all runs
@@ -589,10 +705,7 @@ __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const Ge
     const Epilogue epilogue(options.epilogue, place.matrix, place.group, options.rows, options.cols);
     // The totals over all runs.
     using Staging = tile::AccumulatorStaging<few_cols>;
-    const int tiles = min(ceil_div(rows, 16), most / 16);
-#pragma unroll 1
-    for (int i = threadIdx.x; i < min(rows, most) * few_cols; i += 32 * few_warps) {
-        const int tile = i / (16 * few_cols), at = Staging::place(i / few_cols % 16, i % few_cols);
+    const auto total = [&](int tile, int at) {
         float run[few_warps];
 #pragma unroll
         for (int j = 0; j < few_warps; ++j) run[j] = shared.warp[j].staging[tile].words[at];
@@ -600,7 +713,17 @@ __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const Ge
         for (int width = 1; width < few_warps; width *= 2)
 #pragma unroll
             for (int j = 0; j < few_warps; j += 2 * width) run[j] += run[j + width];
-        shared.warp[0].staging[tile].words[at] = run[0] * FewExpanded<FormatA, FormatB>::Runs::lift;
+        return run[0] * FewExpanded<FormatA, FormatB>::Runs::lift;
+    };
+    if (elements.wanted) {
+        elements.finish(epilogue, total(0, Staging::place(threadIdx.x / 32, tile::lane_item(0))));
+        return;
+    }
+    const int tiles = min(ceil_div(rows, 16), most / 16);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < min(rows, most) * few_cols; i += 32 * few_warps) {
+        const int tile = i / (16 * few_cols), at = Staging::place(i / few_cols % 16, i % few_cols);
+        shared.warp[0].staging[tile].words[at] = total(tile, at);
     }
     ptx::bar_sync();   // all threads see their total
     // The epilogue: 16 rows for a warp.
@@ -618,5 +741,29 @@ __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const Ge
            .tile = {op::few_cols, op::few_rows<FormatA>, 1}, .min_blocks = op::few_blocks)
 #define FEW_BLOCK_GEMM(name, FormatA, FormatB)                                                                         \
     FEW_GEMM(name, FormatA, FormatB) GEMM_IN_BLOCKS(op::gemm_of_few_rows<FormatA, FormatB>)
+// The same with A in 16 bits, whose rows may be normed.
+// clang-format off
+#define FEW_GEMM_IN_16_BITS(name, Element, Format)                                                                     \
+    FEW_GEMM(name, Format, Format)                                                                                     \
+    GEMM_ENTRY((const Element *a,        /* [batch, tokens, depth] */                                                  \
+                const Element *b,        /* [groups, cols, depth] */                                                   \
+                const float *a_norm),    /* [depth] or null */                                                         \
+               (float a_eps, int batch, int tokens, int depth, int groups, int cols),                                  \
+               (long long a_batch, long long a_row, long long b_group, long long b_row),                               \
+               (op::NormedRows<Element>{op::rows_in_16_bits(a, a_batch, a_row, depth), a_norm, a_eps}),                \
+               op::rows_in_16_bits(b, b_group, b_row, depth), nullptr, nullptr, op::gemm_of_few_rows<Format, Format>)
 #define FEW_HALF_GEMM(name, FormatB)                                                                                   \
-    FEW_GEMM(name, tile::Bf16, FormatB) GEMM_OF_BF16_AND_BLOCKS(op::gemm_of_few_rows<tile::Bf16, FormatB>)
+    FEW_GEMM(name, tile::Bf16, FormatB)                                                                                \
+    GEMM_ENTRY((const __nv_bfloat16 *a,  /* [batch, tokens, depth] */                                                  \
+                const uint8_t *b_codes,  /* [groups, cols, b_bytes] */                                                 \
+                const uint8_t *b_scales, /* [b_scale_bytes] */                                                         \
+                const float *a_norm,     /* [depth] or null */                                                         \
+                const float *b_global),  /* [1] or null */                                                             \
+               (float a_eps, int b_blocks, int b_swizzled, int b_scale_rows, int b_first_row,                          \
+                int batch, int tokens, int depth, int groups, int cols, int b_bytes, long long b_scale_bytes),         \
+               (long long a_batch, long long a_row, long long b_group, long long b_row),                               \
+               (op::NormedRows<__nv_bfloat16>{op::rows_in_16_bits(a, a_batch, a_row, depth), a_norm, a_eps}),          \
+               op::BlockRows(b_codes, b_group, b_row, b_bytes, b_scales, b_blocks, b_swizzled, b_scale_rows,           \
+                             b_first_row),                                                                             \
+               nullptr, b_global, op::gemm_of_few_rows<tile::Bf16, FormatB>)
+// clang-format on

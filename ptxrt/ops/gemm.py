@@ -4,7 +4,8 @@ host."""
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -15,9 +16,20 @@ from ..formats import FORMATS, bf16, f32, format_of
 from ..kernel import Kernel
 from ..prepared import remembered
 from .gemm_call import FEW_ROWS, Call, GroupedCall, Operand, gemm_call, grouped_call
-from .gemm_kernels import ACTIVATIONS, BLOCK_GEMM, BLOCK_PAIRS, FEW_BLOCK_GEMM, activate, gemm_bf16, gemm_few_bf16
+from .gemm_kernels import (
+    ACTIVATIONS,
+    BLOCK_GEMM,
+    BLOCK_PAIRS,
+    FEW_BLOCK_GEMM,
+    NORMED_COLS,
+    activate,
+    gemm_bf16,
+    gemm_few_bf16,
+    normed_rows,
+)
 from .outputs import Target, same_memory
 from .place import ROW_UNIT, Place, copied_to, has_whole_rows, loadable
+from .produce import as_vector, rmsnorm
 from .quantize import quantize, quantize_reference
 from .quantized import QuantizedArray, layout_of
 from .scales import AMAX_RUN, amax, fill_f32, pad_last
@@ -99,6 +111,8 @@ def matmul(
     b_global_scale: Number | Array | None = None,
     out_dtype: DTypeLike | None = None,
     splits: int | None = None,
+    a_norm: Array | None = None,
+    a_eps: Number = 1e-6,
     out: Array | QuantizedArray | None = None,
     stream: StreamLike = None,
 ) -> Any:
@@ -141,6 +155,9 @@ def matmul(
         out_dtype: float32, float16 or bfloat16; None is the type of `a`.
         splits: None splits K, for up to 64 rows, into eight runs that depend only on K and the formats and are added in
             a fixed tree; 1 does not split.
+        a_norm: Floats [K]: a is first normed as by `rmsnorm(a, a_norm, eps=a_eps)`, and rounded or quantized once.
+            Equal in bits to both calls in turn; few rows in 16 bits are one launch. nvfp4 needs a_global_scale.
+        a_eps: A number from 0 on.
         out: An array of C's shape to write to; its dtype replaces `out_dtype`. It may be `residual` itself and must not
             overlap any other argument.
         stream: A stream of the device; None is the library's own.
@@ -173,6 +190,8 @@ def matmul(
             out_dtype,
             splits,
             out,
+            a_norm,
+            a_eps,
         ),
     )
     return _run(call, stream)
@@ -498,6 +517,8 @@ def _run(call: Call, stream):
     out = call.out
     parts = [out.codes, out.scales] if isinstance(out, QuantizedArray) else [out]
     place = Place([*call.arrays.values(), *parts], stream)
+    if call.norm is not None and not _norms(call):
+        call = _with_normed_rows(call, place)
     a, b = (_loaded(x, call, place) for x in (call.a, call.b))
     options = _options(call, place)
     residual = None if call.residual is None else _with_whole_rows(place.put(call.residual), place)
@@ -536,6 +557,8 @@ def _run_quantizing(call: Call, place: Place, a, b, residual, options):
 def _options(call: Call, place: Place) -> dict[str, Any]:
     """Return the kernels' arguments besides operands, residual and results."""
     options = dict(alpha=call.alpha, activation=call.activation, **call.gate)
+    if call.norm is not None:
+        options |= dict(a_norm=as_vector(call.norm, place, f32), a_eps=call.eps)
     if call.bias is not None:
         bias = _with_whole_rows(place.put(call.bias), place)
         options[f"bias_{format_of(bias.dtype)}"] = bias
@@ -572,6 +595,28 @@ def _launch(call: Call, place: Place, options, operands, residual, **outputs) ->
     product = PRODUCTS[call.a.format, call.b.format] if call.depth else PRODUCTS["bf16", "bf16"]
     kernel = product.few if _cuts(call) else product.tiles
     kernel(**arguments, **outputs, stream=place.stream)
+
+
+def _norms(call: Call) -> bool:
+    """Whether the product norms rows of A itself: a few of one matrix, which each of its blocks norms anew."""
+    a = call.a
+    if math.prod(call.batch) != 1 or not _cuts(call) or a.format != format_of(a.values.dtype).name:
+        return False
+    fits = call.depth > 0 and call.cols <= NORMED_COLS and call.rows <= normed_rows(call.depth)
+    return fits and f32.holds(call.norm.dtype)
+
+
+def _with_normed_rows(call: Call, place: Place) -> Call:
+    """Return a call with the rows of A normed by a launch of their own."""
+    a, ending = call.a, {}
+    if not call.depth:
+        return replace(call, norm=None)
+    if a.quantizes:
+        ending = dict(format=a.format, scale_rule=a.rule, global_scale=a.global_scale)
+    else:
+        ending = dict(out_dtype=FORMATS[a.format].dtype)
+    y = rmsnorm(place.put(a.values), place.put(call.norm), eps=call.eps, **ending, stream=place.stream)
+    return replace(call, a=replace(a, values=y), norm=None)
 
 
 def _cuts(call: Call) -> bool:

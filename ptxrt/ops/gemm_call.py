@@ -16,6 +16,7 @@ from .attention_call import output_format
 from .gemm_kernels import ACTIVATIONS
 from .operands import operand_rule
 from .outputs import Ending, check_out, checked_ending
+from .produce import checked_number, float_array
 from .quantize import given_global_scale, rule_number
 from .quantized import Packed, QuantizedArray
 
@@ -45,7 +46,7 @@ class Call:
     """A checked call of `matmul`.
 
     a [.., M, K], b [.., N, K]. batch: the leading axes of C. width: the columns of C, N or N / 2. output: the type of
-    C, or None if `ending` quantizes it. caller_out: the `out` that the caller passed.
+    C, or None if `ending` quantizes it. caller_out: the `out` that the caller passed. norm, eps: `a_norm` and `a_eps`.
     """
 
     a: Operand
@@ -65,6 +66,8 @@ class Call:
     splits: int | None
     out: Any
     caller_out: Any
+    norm: Any = None
+    eps: float = 0.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,7 +77,7 @@ class Call:
     @property
     def arrays(self) -> dict[str, Any]:
         """All input arrays by name."""
-        named = dict(a=self.a.values, b=self.b.values, bias=self.bias, residual=self.residual)
+        named = dict(a=self.a.values, b=self.b.values, bias=self.bias, residual=self.residual, a_norm=self.norm)
         named |= {f"{x.name}_global_scale": x.global_scale for x in (self.a, self.b)}
         if self.ending:
             named["out_global_scale"] = self.ending.global_scale
@@ -104,6 +107,8 @@ def gemm_call(
     out_dtype,
     splits,
     out,
+    a_norm=None,
+    a_eps=0.0,
 ) -> Call:
     """Check the arguments of `matmul`. products: (format of a, format of b) -> kernels."""
     if not isinstance(transpose_b, (bool, np.bool_)):
@@ -158,6 +163,7 @@ def gemm_call(
     call = Call(
         *(a, b, batch, rows, cols, depth, width, float(alpha), checked_bias(bias, (cols,), gated)),
         *(number, gate, _checked_residual(residual, shape), output, ending, splits, caller_out, caller_out),
+        *_checked_norm(a, a_norm, a_eps, depth),
     )
     if not isinstance(a.values, _Shape):
         check_output(call)
@@ -279,6 +285,18 @@ def _checked_residual(residual, shape: tuple[int, ...]):
             f"matmul: residual is {received}; pass float32, float16 or bfloat16 of C's shape {list(shape)}"
         )
     return residual
+
+
+def _checked_norm(a: Operand, weight, eps, depth: int) -> tuple[Any, float]:
+    """Return the weights of the norm of A's rows, and its epsilon."""
+    number = checked_number("matmul", "a_eps", eps, 0)
+    if weight is None:
+        return None, number
+    if isinstance(_held(a.values), QuantizedArray):
+        raise ArgumentError(f"matmul: a_norm came, but a is {_held(a.values)!r}; pass floats, which are normed")
+    if a.format == "nvfp4" and a.global_scale is None:
+        raise ArgumentError("matmul: a_norm came without a_global_scale; pass one (1 for a single level of scales)")
+    return float_array("matmul", "a_norm", weight, (depth,)), number
 
 
 def _output(a: Operand, caller_out, out_dtype, shape, out_format, rule, scale_layout, global_scale):

@@ -185,6 +185,18 @@ def _flops(block: int):
     return flops
 
 
+# Products of more columns do not norm rows of A, because each of their many blocks would do it.
+NORMED_COLS = 8192
+
+
+def normed_rows(depth: int) -> int:
+    """Return how many rows of A a product of few rows can norm: a row has lanes of 32 values, a power of two of 256."""
+    lanes = 2
+    while 32 * lanes < depth:
+        lanes *= 2
+    return min(256 // lanes, 8) if depth % 32 == 0 else 0
+
+
 def _values(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     """Examples: normal values, or small whole numbers if C is quantized, so that sums are exact and codes cannot
     differ.
@@ -287,6 +299,10 @@ values, the global scale of NVFP4.
 FEW_TEXT = """For few rows: the depth is cut into eight runs of whole units of 32 values if B has 16 bits, else of 128.
 Each run is summed separately; the sums are added in pairs. A row's bits depend on the depth and the formats alone.
 """
+NORM_TEXT = """a_norm: rows of A are first divided by the root of their mean square plus a_eps, multiplied by a_norm and
+rounded, with the bits of `norm_rows`: at most 8 rows, as long as 256 lanes of 32 values, a power of two for each row,
+hold them all.
+"""
 LAST = """group_starts: rows group_starts[g] to group_starts[g + 1] are multiplied by matrix g of B. Rows after the last
 group are not written, nor are groups of fewer than least_rows or more than most_rows rows. order: row i of C is
 computed from row order[i] of A. alphas, out_global: one number, or one for each group."""
@@ -330,6 +346,16 @@ def _in_16_bits(a: In[bf16 | f16, "batch tokens depth", strided], b: In[bf16 | f
     """16-bit operands."""
 
 
+def _normed_in_16_bits(
+    a: In[bf16 | f16, "batch tokens depth", strided],
+    b: In[bf16 | f16, "groups cols depth", strided],
+    a_norm: In[f32, "depth"] = None,
+    *,
+    a_eps: Scalar[f32] = 0.0,
+):
+    """The same; rows of A may be normed first."""
+
+
 def _in_blocks(
     a_codes: In[u8, "batch tokens a_bytes", strided],
     a_scales: In[u8, "a_scale_bytes", unaligned],
@@ -362,6 +388,22 @@ def _half_in_blocks(
     b_first_row: Scalar[i32] = 0,
 ):
     """A in bf16, B in codes and scales."""
+
+
+def _normed_half_in_blocks(
+    a: In[bf16, "batch tokens depth", strided],
+    b_codes: In[u8, "groups cols b_bytes", strided],
+    b_scales: In[u8, "b_scale_bytes", unaligned],
+    a_norm: In[f32, "depth"] = None,
+    b_global: In[f32, "1", unaligned] = None,
+    *,
+    a_eps: Scalar[f32] = 0.0,
+    b_blocks: Scalar[i32],
+    b_swizzled: Scalar[i32, 0, 1] = 0,
+    b_scale_rows: Scalar[i32],
+    b_first_row: Scalar[i32] = 0,
+):
+    """The same; rows of A may be normed first."""
 
 
 def _signature(*functions) -> inspect.Signature:
@@ -450,14 +492,34 @@ gemm_bf16 = _declare(
 )
 
 
+def _normed_a(options) -> np.ndarray:
+    """Return A of a kernel that may norm it, in float64."""
+    a, weight = options.pop("a"), options.pop("a_norm", None)
+    values = a.astype(np.float64)
+    if weight is None:
+        return values
+    means = np.square(values).mean(-1, keepdims=True)
+    return (values / np.sqrt(means + float(options["a_eps"])) * weight).astype(a.dtype).astype(np.float64)
+
+
+# Of cases of normed rows, (rows, depth): one share of a lane and two, one warp for a row and several.
+_NORMED = (1, 576), (8, 1024), (3, 1536), (8, 32), (1, 8192)
+
+
 gemm_few_bf16 = _declare(
     "gemm_few_bf16",
-    _in_16_bits,
-    lambda options: [options.pop(x).astype(np.float64) for x in "ab"],
-    TEXT.format(a="bf16 or f16", b="the same", alpha="") + FEW_TEXT + LAST,
+    _normed_in_16_bits,
+    lambda options: [_normed_a(options), options.pop("b").astype(np.float64)],
+    TEXT.format(a="bf16 or f16", b="the same", alpha="") + FEW_TEXT + NORM_TEXT + LAST,
     block=1,
     derived=_few_axes("bf16"),
-    cases=few_cases(lambda *sizes, tokens=None, **rest: case(*sizes, **rest) | ({"tokens": tokens} if tokens else {})),
+    cases=[
+        *few_cases(lambda *sizes, tokens=None, **rest: case(*sizes, **rest) | ({"tokens": tokens} if tokens else {})),
+        *(case(rows, 40, depth, out_bf16=True, a_norm=True, a_eps=1e-5) for rows, depth in _NORMED),
+        # up to eight rows: a gate and a bias, a residual
+        case(5, 136, 96, width=68, out_bf16=True, bias_f32=True, activation=5, alpha=0.125),
+        case(7, 70, 96, 2, out_f32=True, residual_f16=True, alpha=0.5),
+    ],
     draw=dict(a=_values, b=_values),
 )
 
@@ -562,19 +624,25 @@ def _declare_blocks(a: str, b: str, few: bool = False):
     drawn |= {"b_codes": _draw_codes(b), "b_scales": _draw_scales(b), "b_global": example_levels}
 
     def read(options):
-        first = options.pop("a").astype(np.float64) if half else _of_blocks("a", a, options)
+        first = _normed_a(options) if half else _of_blocks("a", a, options)
         second = _of_blocks("b", b, options)
         depth = min(first.shape[-1], second.shape[-1])
         return first[..., :depth], second[..., :depth]
 
     cases = few_cases(lambda *sizes, **rest: block_case(a, b, *sizes, **rest)) if few else block_cases(a, b)
+    normed = few and half
+    if normed:
+        cases += [
+            block_case(a, b, rows, 40, depth, out_f32=True, a_norm=True, a_eps=1e-5) for rows, depth in _NORMED[::2]
+        ]
     return _declare(
         name,
-        _half_in_blocks if half else _in_blocks,
+        _normed_half_in_blocks if normed else _half_in_blocks if half else _in_blocks,
         read,
         TEXT.format(a=a, b="the same" if a == b else b, alpha=" times the global scales")
         + BLOCKS_TEXT
         + FEW_TEXT * few
+        + NORM_TEXT * normed
         + LAST,
         block=BLOCK_FORMATS[b].block,
         variants={} if few else dict(tile=tiles_of(a, b)),

@@ -13,6 +13,7 @@ HEADERS = ROOT / "kernels_cu" / "ptx"
 COMPILER_ONLY = {"video", "system"}
 #: Further headers of a family, besides the one with its name.
 MORE = {
+    "access_early": "access",
     "cp_async_all": "cp_async",
     "cp_async_if": "cp_async",
     "cvt_scaled": "cvt",
