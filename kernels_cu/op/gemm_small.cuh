@@ -211,10 +211,17 @@ struct FewRowsOfA {
             }
         }
     }
+    // In place of load() for a fragment without rows.
+    __device__ void skip(int number) {
+        if (staged && number % 2 == 1) ptx::cp_async_commit_group();
+    }
+    // Called before each fragment in turn: waits for its group of copies.
+    __device__ void await(int number) {
+        if (staged && number % 2 == 0) ptx::cp_async_wait_group<groups - 1>();   // the younger ones stay in flight
+    }
     // The words of a loaded fragment.
     __device__ const uint32_t (&words_of(int number))[4] {
         if constexpr (staged) {
-            if (number % 2 == 0) ptx::cp_async_wait_group<groups - 1>();   // the younger ones stay in flight
             const uint4 chunk = chunks[32 * (number % slots)];
             word[0][0] = chunk.x, word[0][1] = chunk.y, word[0][2] = chunk.z, word[0][3] = chunk.w;
             return word[0];
@@ -579,6 +586,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     if (!ahead) begin_a();
     if (row_tiles == 1) elements.load(options, place);
 
+    const int rows = place.end_row - place.first_row;
     const FewScalesOfB<FormatB, values> lane_scales;
     uint32_t stage_read = 0, page_read = 0;   // where the present ones begin in the ring
 
@@ -624,6 +632,13 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
 #pragma unroll
                     for (int j = 0; j < row_tiles; ++j) {
                         const int number = step * row_tiles + j, slot = number % PartOfA::slots;
+                        if constexpr (PartOfA::staged) {   // one part; up to 48 rows leave fragments empty
+                            rows_a.await(number);
+                            if (8 * j >= rows) {   // the fragment has no rows
+                                rows_a.skip(number + PartOfA::slots);
+                                continue;
+                            }
+                        }
                         uint32_t pairs_a[4], scale = 0;
                         if constexpr (FormatA::bits < 16)
                             scale = Runs::factors(rows_a.scale[slot][8 * part / values_of_scale<FormatA>] * 0x101u);
