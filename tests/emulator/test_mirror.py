@@ -15,6 +15,7 @@ COMPILER_ONLY = {"video", "system"}
 MORE = {
     "cp_async_all": "cp_async",
     "cp_async_if": "cp_async",
+    "cp_async_or_none": "cp_async",
     "cvt_scaled": "cvt",
     "griddepcontrol": "control",
     "mma_plain": "mma",
