@@ -8,6 +8,7 @@
 #include "../ptx/alu.cuh"
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
+#include "../ptx/cp_async_or_none.cuh"
 #include "../tile/attention_shape.cuh"
 #include "../tile/block_tiles.cuh"
 #include "../tile/format.cuh"
@@ -50,6 +51,8 @@ struct Tiling : tile::AttentionShape<dim_, one_slice> {
     static constexpr int dim = dim_, dim_v = dim_v_;
     static constexpr int slices = Shape::slices, warps = Shape::warps, keys = Shape::keys;
     static constexpr bool keeps_q = Shape::keeps_q;
+    static constexpr bool weaves = Shape::weaves && std::is_same_v<Element, __nv_bfloat16>;   // f16 was not measured
+    static constexpr bool hurries = Shape::has_halves && one_slice;                           // see Problem
     static constexpr bool copies_early = one_slice;
     static constexpr bool walks_rows = true;                // see store_rows
     static constexpr bool fills_q = one_slice && keeps_q;   // Q stays in registers, its buffer is one more stage
@@ -104,23 +107,6 @@ struct RowWalker {
     }
 };
 
-// Starts copying a problem's rows of Q from `first_row` on; missing rows and columns become zeros. A thread copies one
-// chunk of several rows. Called by the whole block.
-template <class Element, int threads, class Tile>
-__device__ inline void copy_queries(Tile &target, const Element *q, const StridesQ &strides, const Problem &problem,
-                                    int first_row) {
-    constexpr int columns = Tile::row_chunks, step = threads / columns,
-                  lanes = step * columns;   // fewer than `threads` if 3 divides `columns`
-    if (threadIdx.x >= lanes) return;
-    const int first = threadIdx.x / columns, chunk = threadIdx.x % columns,
-              column = chunk * tile::elements_per_chunk<Element>;
-    const bool present = column < problem.options.dim;
-    RowWalker<const Element> source(q + (present ? column : 0), strides, problem, first_row + first, step);
-#pragma unroll 4
-    for (int row = first; row < Tile::rows; row += step, source.advance())
-        ptx::cp_async_cg_16(target.address(row, chunk), source.at, present && first_row + row < problem.rows);
-}
-
 // Copies rows of K or V into the stages, one tile of keys after another. A thread copies one chunk of several rows.
 template <class Element, int threads, class Tile>
 struct RowCopier {
@@ -157,7 +143,40 @@ struct RowCopier {
                 ptx::cp_async_cg_16(Tile::moved(target + stage_offset, i, 0), source, present && row + i < rows);
         }
     }
+
+    // The same if `copies`, without a branch.
+    __device__ void copy_if(bool copies, uint32_t stage_offset, int rows) {
+        const int left = present ? rows - int(threadIdx.x / Tile::row_chunks) : 0;
+        if constexpr (lanes < threads) copies = copies && threadIdx.x < lanes;
+#pragma unroll
+        for (int i = 0; i < Tile::rows; i += step, source += step_bytes)
+            ptx::cp_async_cg_16_or_none(copies, Tile::moved(target + stage_offset, i, 0), source, i < left);
+    }
 };
+
+// Starts copying a problem's rows of Q from `first_row` on; missing rows and columns become zeros. A thread copies one
+// chunk of several rows. Called by the whole block.
+template <class Element, int threads, bool hurries, class Tile>
+__device__ inline void copy_queries(Tile &target, const Element *q, const StridesQ &strides, const Problem &problem,
+                                    int first_row) {
+    constexpr int columns = Tile::row_chunks, step = threads / columns,
+                  lanes = step * columns;   // fewer than `threads` if 3 divides `columns`
+    if constexpr (hurries)
+        if (problem.options.group == 1) {   // in few instructions
+            RowCopier<Element, threads, Tile> rows(target, q + problem.at(strides, first_row, 0), strides.query,
+                                                   problem.options.dim);
+            rows.copy(0, problem.rows - first_row);
+            return;
+        }
+    if (threadIdx.x >= lanes) return;
+    const int first = threadIdx.x / columns, chunk = threadIdx.x % columns,
+              column = chunk * tile::elements_per_chunk<Element>;
+    const bool present = column < problem.options.dim;
+    RowWalker<const Element> source(q + (present ? column : 0), strides, problem, first_row + first, step);
+#pragma unroll 4
+    for (int row = first; row < Tile::rows; row += step, source.advance())
+        ptx::cp_async_cg_16(target.address(row, chunk), source.at, present && first_row + row < problem.rows);
+}
 
 // The rows of Q of a warp as A of its MMAs: `kept` in registers, or loaded for each use.
 template <class Tile, int slices, int steps, bool kept>
@@ -190,10 +209,15 @@ struct WarpQueries {
     }
 };
 
+struct DoNothing {
+    __device__ void operator()() const {}
+};
+
 // s = Q K^T for the rows of a warp and some keys of a tile; s[..][j] covers keys 8 j .. 8 j + 7. k is this lane's
-// address as of tile::address_b.
-template <class Element, int dim, class KeyTile, class Queries, int slices, int tiles>
-__device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], const Queries &q, uint32_t k) {
+// address as of tile::address_b. before_last() is called between the last loads and the last MMAs.
+template <class Element, int dim, class KeyTile, class Queries, int slices, int tiles, class BeforeLast = DoNothing>
+__device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], const Queries &q, uint32_t k,
+                                       BeforeLast &&before_last = BeforeLast{}) {
 #pragma unroll
     for (auto &slice : s)
 #pragma unroll
@@ -204,15 +228,21 @@ __device__ inline void multiply_scores(tile::Accumulator (&s)[slices][tiles], co
     for (int step = 0; step < dim / 16; ++step) {
         tile::FragmentA a[slices];
         q.load(a, step);
+        tile::FragmentB b[tiles / 2][2];
+        const auto load = [&](int pair) { tile::load_b<KeyTile>(b[pair], k, 16 * pair, 2 * step); };
+        if constexpr (!std::is_same_v<BeforeLast, DoNothing>) {
+#pragma unroll
+            for (int pair = 0; pair < tiles / 2; ++pair) load(pair);
+            if (step == dim / 16 - 1) before_last();
+        }
 #pragma unroll
         for (int pair = 0; pair < tiles / 2; ++pair) {
-            tile::FragmentB b[2];
-            tile::load_b<KeyTile>(b, k, 16 * pair, 2 * step);
+            if constexpr (std::is_same_v<BeforeLast, DoNothing>) load(pair);
 #pragma unroll
             for (int slice = 0; slice < slices; ++slice)
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    tile::multiply(s[slice][2 * pair + half], a[slice], b[half], Element{});
+                    tile::multiply(s[slice][2 * pair + half], a[slice], b[pair][half], Element{});
         }
     }
 }
@@ -603,12 +633,12 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
 
     // Which rows, and which tiles of keys they see.
     const uint3 block = Softmax::lowered ? ptx::block() : uint3(blockIdx);   // of this pass: see ptx::block()
-    const Problem problem(options, place_of_unit<Tiling::rows>(options, block));
+    const Problem problem(options, place_of_unit<Tiling::rows>(options, block), Tiling::hurries);
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
-    TileRange<Tiling::keys> range(problem, first_row, end_row);
+    TileRange<Tiling::keys> range(problem, first_row, end_row, Tiling::hurries);
     if (again) range.plain_end = range.plain_begin;
 
     // Start copying the first tiles and Q.
@@ -626,7 +656,8 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
 
     if (range.begin < range.end) {   // blocks without visible keys copy nothing and write zeros
         copy_tile(range.begin, 0);   // before Q: a tile is larger and takes longer to arrive
-        copy_queries<Element, Tiling::threads>(shared.q, operands.q, operands.q_strides, problem, first_row);
+        copy_queries<Element, Tiling::threads, Tiling::hurries>(shared.q, operands.q, operands.q_strides, problem,
+                                                                first_row);
     }
     ptx::cp_async_commit_group();
     if constexpr (Tiling::fills_q) {
@@ -663,8 +694,14 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
         } else {
             filled = stage_offset = sizeof(Stage) - stage_offset;
         }
+        auto weave_next = [&] {
+            const bool exists = index + 1 < range.end;
+            k_rows.copy_if(exists, filled, problem.keys - (index + 1) * Tiling::keys);
+            v_rows.copy_if(exists, filled, problem.keys - (index + 1) * Tiling::keys);
+        };
         auto copy_next = [&] {
-            if (index + Tiling::stages - 1 < range.end) copy_tile(index + Tiling::stages - 1, filled);
+            if constexpr (Tiling::weaves) weave_next();
+            else if (index + Tiling::stages - 1 < range.end) copy_tile(index + Tiling::stages - 1, filled);
             ptx::cp_async_commit_group();
         };
         if constexpr (Tiling::copies_early) copy_next();
@@ -674,8 +711,20 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
             return;
         }
         tile::Accumulator s[Tiling::slices][Tiling::keys / tile::mma_columns];
-        multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current);
-        if constexpr (!Tiling::copies_early) copy_next();   // the copies overlap the last of these MMAs
+        // The copies overlap the last of these MMAs. Woven ones stand before them at 64 columns and behind them at 128.
+        // There a branch that is never taken keeps ptxas from loading so much ahead of it that the loop spills.
+        if constexpr (Tiling::weaves && Tiling::dim == 64) {
+            multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current, weave_next);
+            ptx::cp_async_commit_group();
+        } else if constexpr (Tiling::weaves) {
+            multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current, [&] {
+                if (options.keys < 0) ptx::bar_sync();
+            });
+            copy_next();
+        } else {
+            multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current);
+            if constexpr (!Tiling::copies_early) copy_next();
+        }
         if constexpr (masked)
             mask_scores<tile::NaturalKeys, true>(s, problem, warp_row, index * Tiling::keys, options.scale);
         softmax.take(s, factor);

@@ -103,11 +103,14 @@ struct Problem {
     int rows;
     int first_offset, end_offset;   // query i sees the existing keys among i + first_offset .. i + end_offset - 1
 
-    // block: this block's place in the grid.
-    __device__ explicit Problem(const AttentionOptions &options, uint3 block) : options(options) {
+    // block: this block's place in the grid. hurries: whether a test saves the divisions of launches without splits.
+    __device__ explicit Problem(const AttentionOptions &options, uint3 block, bool hurries = false) : options(options) {
         const int sequence = block.z;
-        head = block.x % options.heads_kv;
-        split = block.x / options.heads_kv;
+        head = block.x, split = 0;
+        if (!hurries || options.splits > 1) {
+            head = block.x % options.heads_kv;
+            split = block.x / options.heads_kv;
+        }
         row_block = gridDim.y - 1 - block.y;
         batch = options.query_starts ? 0 : sequence;   // packed sequences are one batch
         first_query = options.query_starts ? options.query_starts[sequence] : 0;
@@ -170,11 +173,13 @@ template <int keys>
 struct TileRange {
     int begin, end, plain_begin, plain_end;
 
-    __device__ TileRange(const Problem &problem, int first_row, int end_row) {
+    // hurries: see Problem.
+    __device__ TileRange(const Problem &problem, int first_row, int end_row, bool hurries = false) {
         static_assert(split_unit % keys == 0, "a split begins where a tile does");
         const int first_query = problem.query_of(first_row), last_query = problem.query_of(end_row - 1);
-        const int split_keys =
-            ceil_div(ceil_div(problem.options.keys, split_unit), problem.options.splits) * split_unit;
+        int split_units = ceil_div(problem.options.keys, split_unit);
+        if (!hurries || problem.options.splits > 1) split_units = ceil_div(split_units, problem.options.splits);
+        const int split_keys = split_units * split_unit;
         const int split_begin = problem.split * split_keys, split_end = min(split_begin + split_keys, problem.keys);
         begin = max(problem.first_visible(first_query), split_begin) / keys;
         end = ceil_div(max(min(problem.end_visible(last_query), split_end), 0), keys);

@@ -16,6 +16,7 @@ MORE = {
     "access_early": "access",
     "cp_async_all": "cp_async",
     "cp_async_if": "cp_async",
+    "cp_async_or_none": "cp_async",
     "cvt_scaled": "cvt",
     "griddepcontrol": "control",
     "mma_plain": "mma",
