@@ -106,7 +106,9 @@ class Extent(NamedTuple):
 # In turn: for the emulator on native texts; for tests, if the machine code of the text is on record; for tests: code
 # for one card, and a text that newer GPUs compile themselves; for releases.
 PTX_ONLY = Extent("ptx", ("compute_120f",), {})
-KNOWN = Extent("known", ("compute_120f", "compute_90"), {".portable.fatbin": ("compute_90",)})
+KNOWN = Extent(
+    "known", ("compute_120f", "compute_90"), {".fatbin": ("compute_120f",), ".portable.fatbin": ("compute_90",)}
+)
 QUICK = Extent("quick", ("compute_120f", "compute_90"), {".fatbin": ("sm_120a",), ".portable.fatbin": ("compute_90",)})
 FULL = Extent(
     "full",
