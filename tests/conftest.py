@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 import ptxrt
 from ptxrt import backend as backends
@@ -15,6 +16,10 @@ from ptxrt.emulator import check
 
 # JAX reserves three quarters of a device's memory in every process unless this is set before JAX starts.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("any_machine", deadline=None)
+settings.load_profile("any_machine")
 
 # Parsed texts are millions of long-lived objects. Collecting at the default thresholds takes a tenth of the run time.
 gc.set_threshold(100_000, 50, 1000)
