@@ -103,8 +103,9 @@ class Extent(NamedTuple):
         return EXTENTS.index(self) >= EXTENTS.index(other)
 
 
-# In turn: for the emulator on native texts; for tests, if the machine code of the text is on record; for tests: code
-# for one card, and a text that newer GPUs compile themselves; for releases.
+# PTX_ONLY serves the emulator on native texts. KNOWN serves tests of a text whose machine code is on record: the text
+# stands in place of the code. QUICK serves tests: code for one card, and a text that newer GPUs compile themselves. FULL
+# serves releases.
 PTX_ONLY = Extent("ptx", ("compute_120f",), {})
 KNOWN = Extent(
     "known", ("compute_120f", "compute_90"), {".fatbin": ("compute_120f",), ".portable.fatbin": ("compute_90",)}

@@ -483,7 +483,10 @@ class Batch:
         return low, np.flatnonzero(key == low), False
 
     def chosen_again(self, block: int, target: int) -> bool:
-        """Whether `choose` would let the threads that go from a block to another one, apart from others, run on."""
+        """Whether `choose` would select the same threads again: those that ran `block` and all continue at `target`.
+
+        Other threads wait at `others_at` or later blocks. If one of them was woken, the next choice may be another.
+        """
         if target >= self.others_at or self.woken or self.code.blocks[block].blocking:
             return False
         if self.collective[target] and not self.executing.whole:
