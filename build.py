@@ -104,8 +104,8 @@ class Extent(NamedTuple):
 
 
 # PTX_ONLY serves the emulator on native texts. KNOWN serves tests of a text whose machine code is on record: the text
-# stands in place of the code. QUICK serves tests: code for one card, and a text that newer GPUs compile themselves. FULL
-# serves releases.
+# stands in place of the code. QUICK serves tests: code for one card, and a text that newer GPUs compile themselves.
+# FULL serves releases.
 PTX_ONLY = Extent("ptx", ("compute_120f",), {})
 KNOWN = Extent(
     "known", ("compute_120f", "compute_90"), {".fatbin": ("compute_120f",), ".portable.fatbin": ("compute_90",)}
