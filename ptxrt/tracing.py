@@ -87,18 +87,14 @@ class trace:
         head = ["kernel", "entry", "machine", "module", "grid", "block", "shared", "bytes", "flops", "ms", "GB/s"]
         body = [
             [
-                *(
-                    row["kernel"],
-                    row["entry"],
-                    row["machine"],
-                    row["module"][:12],
-                    product(row["grid"]),
-                    product(row["block"]),
-                ),
-                *(
-                    str(row["shared_bytes"]),
-                    *("" if row[name] is None else str(row[name]) for name in ("bytes", "flops")),
-                ),
+                row["kernel"],
+                row["entry"],
+                row["machine"],
+                row["module"][:12],
+                product(row["grid"]),
+                product(row["block"]),
+                str(row["shared_bytes"]),
+                *("" if row[name] is None else str(row[name]) for name in ("bytes", "flops")),
                 *_rates(row),
             ]
             for row in self.rows()

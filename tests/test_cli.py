@@ -209,6 +209,73 @@ def test_quantize_and_back(x, tmp_path):
     assert loaded.dtype == np.float32 and np.array_equal(loaded, wanted.astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
+@pytest.fixture
+def ab(tmp_path):
+    rng = np.random.default_rng(4)
+    for name, rows in (("a", 6), ("b", 40)):
+        np.save(tmp_path / f"{name}.npy", rng.standard_normal((rows, 64)).astype(np.float16))
+    return [word for name in "ab" for word in (f"--{name}", tmp_path / f"{name}.npy")]
+
+
+def test_matmul(ab, tmp_path):
+    report = json.loads(succeed("run", "matmul", *ab, "-o", tmp_path / "c.npy", "--compare", "--json"))
+    assert report["kernel"] == "gemm_few_bf16" and report["failures"] == []
+    a, b = (np.load(path) for path in ab[1::2])
+    assert np.array_equal(np.load(tmp_path / "c.npy"), ptxrt.matmul(a, b))
+    ptxrt.quantize(b, "mxfp4").save(tmp_path / "b.npz")
+    mixed = [*ab[:3], tmp_path / "b.npz", "--a-format", "mxfp8", "--a-scale-rule", "even", "--splits", 1]
+    report = json.loads(succeed("run", "matmul", *mixed, "--compare", "--json"))
+    assert report["kernel"] == "gemm_mxfp8_mxfp4" and report["failures"] == []
+    assert report["inputs"]["b"]["dtype"] == "mxfp4"
+
+
+def test_matmul_takes_an_epilogue(ab, tmp_path):
+    np.save(tmp_path / "bias.npy", np.linspace(-1, 1, 40))
+    np.save(tmp_path / "residual.npy", np.ones((6, 20), np.float32))
+    options = ["--bias", tmp_path / "bias.npy", "--residual", tmp_path / "residual.npy", "--activation", "swiglu"]
+    levels = ["--a-format", "nvfp4", "--b-format", "nvfp4", "--a-global-scale", 0.5, "--alpha", 2]
+    report = json.loads(succeed("run", "matmul", *ab, *options, *levels, "--compare", "--format-limit", 0.3, "--json"))
+    assert report["failures"] == [] and report["outputs"]["out_f16"]["shape"] == [6, 20]
+    assert 0.01 < report["compare"]["out_f16 against the unquantized inputs"]["relative_l2"]
+
+
+@pytest.mark.parametrize("formats", [[], ["--a-format", "mxfp8", "--b-format", "mxfp8"]])
+def test_matmul_norms_the_rows_of_a(ab, tmp_path, formats):
+    weight = np.linspace(0.5, 2, 64, dtype=np.float32)
+    np.save(tmp_path / "norm.npy", weight)
+    norm = ["--a-norm", tmp_path / "norm.npy", "--a-eps", 0.25, "--out-dtype", "float32"]
+    report = json.loads(succeed("run", "matmul", *ab, *norm, *formats, "-o", tmp_path / "c.npy", "--compare", "--json"))
+    assert report["failures"] == [] and report["inputs"]["a_norm"]["shape"] == [64]
+    a, b = (np.load(path).astype(np.float64) for path in ab[1::2])
+    want = (a / np.sqrt((a * a).mean(-1, keepdims=True) + 0.25) * weight) @ b.T
+    assert ptxrt.compare(np.load(tmp_path / "c.npy"), want).relative_l2 < (0.05 if formats else 1e-3)
+    exact = report["compare"].get("out_f32 against the unquantized inputs")
+    assert exact is None if not formats else 0.001 < exact["relative_l2"] < 0.05
+
+
+def test_matmul_converts_and_refuses(ab, tmp_path):
+    double = tmp_path / "double.npy"
+    np.save(double, np.ones((6, 64)))
+    refuse("run", "matmul", "--a", double, *ab[2:], part="or --dtype f32 on the command line")
+    text = succeed("run", "matmul", "--a", double, *ab[2:], "--dtype", "bf16", "--compare")
+    assert "a converted from float64 to bfloat16" in text and "gemm_few_bf16" in text
+    refuse("run", "matmul", *ab, "--splits", 2, part="splits is 2; pass None, or 1")
+    refuse("run", "matmul", *ab, "--a-format", "nvfp4", "--b-format", "mxfp8", part="nearest: mxfp8 x mxfp8")
+    refuse("run", "matmul", *ab, "--alpha", "nan", part="alpha is nan")
+    refuse("run", "matmul", *ab, "--a-norm", ab[1], part="a_norm is float16 [6, 64]; pass floats of shape [64]")
+    refuse("run", "matmul", *ab, "--a-eps", -1, part="a_eps is -1.0")
+    refuse("run", "matmul", *ab, "--b-global-scale", 2, part="b is not quantized in this call")
+
+
+def test_matmul_has_the_options_of_the_function():
+    """All but those of quantized results, which the command does not write."""
+    import inspect
+
+    names = {p.name for p in main.get_command(None, "run").get_command(None, "matmul").params}
+    missing = set(inspect.signature(ptxrt.matmul).parameters) - names - {"stream", "out"}
+    assert missing == {"out_format", "out_scale_rule", "out_scale_layout", "out_global_scale"}
+
+
 def test_attention(qkv, tmp_path):
     report = json.loads(
         succeed("run", "attention", *qkv, "--causal", "--return-lse", "-o", tmp_path / "o.npz", "--compare", "--json")
@@ -599,6 +666,8 @@ def test_completion(shell):
         (["show"], "quant", {"quantize", "quantize_operand", "quantize_mxfp4"}),
         (["check"], "transpose", {"transpose_naive", "transpose_tiled"}),
         (["run", "quantize", "--format"], "mxfp6", {"mxfp6_e3m2", "mxfp6_e2m3"}),
+        (["run", "attention", "--qk"], "mx", {"mxfp8", "mxfp4"}),
+        (["run", "matmul", "--b-format"], "", {"bf16", "f16", "nvfp4"}),
         (["run"], "dequantize_mxfp4", {"dequantize_mxfp4", "dequantize_mxfp4_columns"}),
         ([], "comp", {"completion"}),
     ],

@@ -7,7 +7,7 @@ import inspect
 import click
 
 from .job import Job, file_option, job_command, read_inputs
-from .names import complete_formats, manual_of
+from .names import complete_formats, complete_operand_formats, manual_of
 
 _BLOCK_FORMAT = "mxfp4"
 
@@ -96,11 +96,10 @@ def attention_command() -> click.Command:
             names = f"{option}/--no-{option[2:]}" if p.default else option
             params.append(click.Option([names], is_flag=True, default=p.default, help=_ATTENTION_FLAGS[p.name]))
         elif p.name in _ATTENTION_WORDS:
-            params.append(
-                click.Option(
-                    [option], default=p.default, show_default=p.default is not None, help=_ATTENTION_WORDS[p.name]
-                )
-            )
+            completes = {"shell_complete": complete_operand_formats} if p.name in ("qk", "pv") else {}
+            help = _ATTENTION_WORDS[p.name]
+            shown = p.default is not None
+            params.append(click.Option([option], default=p.default, show_default=shown, help=help, **completes))
         elif p.name == "window":
             params.append(
                 click.Option(
@@ -234,51 +233,82 @@ def dequantize_job(q, dtype) -> Job:
     )
 
 
+# The help of `run matmul` on the keyword arguments of `ptxrt.matmul`, by kind of option. Results are floats: options of
+# quantized ones have none.
+_MATMUL_FILES = {
+    "bias": "The .npy of one number for each row of b.",
+    "residual": "The .npy of what is added at last.",
+    "a_norm": "The .npy of the weights [K] of an RMS norm of a's rows.",
+}
+
+
+_MATMUL_WORDS = {
+    "activation": "relu, gelu, gelu_tanh, silu or swiglu.",
+    "a_scale_rule": "How scales of a are chosen where the call quantizes it.",
+    "b_scale_rule": "The same of b.",
+}
+
+
+_MATMUL_NUMBERS = {
+    "alpha": "Factor of the product.",
+    "a_global_scale": "Global scale of a where the call quantizes it to nvfp4; computed if omitted.",
+    "b_global_scale": "The same of b.",
+    "a_eps": "What --a-norm adds to the mean of squares.",
+}
+
+
 def matmul_command() -> click.Command:
-    """Make `run matmul`: arrays in .npy, quantized ones in .npz. Its options are those of `ptxrt.matmul`."""
-    dtypes = click.Choice(["bfloat16", "float16", "float32"])
+    """Make `run matmul`: arrays in .npy, quantized ones in .npz. Its options are those of `ptxrt.matmul` but the ones
+    of quantized results.
+    """
     params = [
         file_option("a", "The .npy, or .npz of a quantized array, of a [.., M, K]."),
         file_option("b", "The same of b [.., N, K]."),
-        file_option("bias", "The .npy of one number for each row of b.", False),
-        file_option("residual", "The .npy of what is added at last.", False),
-        click.Option(["--a-format"], help="The format in which a is multiplied; its own 16-bit type by default."),
-        click.Option(["--b-format"], help="The format in which b is multiplied; its own 16-bit type by default."),
-        click.Option(
-            ["--transpose-b/--no-transpose-b"], is_flag=True, default=True, help="Whether b is [N, K], not [K, N]."
-        ),
-        click.Option(["--alpha"], type=float, default=1.0, show_default=True, help="Factor of the product."),
-        click.Option(["--activation"], help="relu, gelu, gelu_tanh, silu or swiglu."),
-        click.Option(["--splits"], type=int, help="Number of parts into which K is split; 1 does not split."),
-        click.Option(
-            ["--out-dtype"],
-            type=dtypes,
-            help="Dtype of the result; by default that of a, or bfloat16 if a is quantized.",
-        ),
     ]
+    for p in inspect.signature(_matmul()).parameters.values():
+        option = f"--{p.name.replace('_', '-')}"
+        if p.name in _MATMUL_FILES:
+            params.append(file_option(p.name, _MATMUL_FILES[p.name], False))
+        elif p.name in _MATMUL_WORDS:
+            params.append(click.Option([option], help=_MATMUL_WORDS[p.name]))
+        elif p.name in _MATMUL_NUMBERS:
+            shown = p.default is not None
+            params.append(
+                click.Option([option], type=float, default=p.default, show_default=shown, help=_MATMUL_NUMBERS[p.name])
+            )
+        elif p.name in ("a_format", "b_format"):
+            help = f"The format in which {p.name[0]} is multiplied; its own 16-bit type by default."
+            params.append(click.Option([option], help=help, shell_complete=complete_operand_formats))
+        elif p.name == "transpose_b":
+            help = "Whether b is [N, K], not [K, N]."
+            params.append(click.Option([f"{option}/--no-{option[2:]}"], is_flag=True, default=True, help=help))
+        elif p.name == "splits":
+            help = "1 does not split K; few rows split it by default."
+            params.append(click.Option([option], type=int, help=help))
+        elif p.name == "out_dtype":
+            help = "Dtype of the result; by default that of a, or bfloat16 if a is quantized."
+            params.append(click.Option([option], type=click.Choice(["bfloat16", "float16", "float32"]), help=help))
+    params.append(_dtype_option("Convert a and b to this format first, unless they are quantized."))
     return job_command("matmul", manual_of(_matmul()), params, matmul_job, quantizes=True)
 
 
-def matmul_job(a, b, bias, residual, out_dtype, **options) -> Job:
+def matmul_job(a, b, dtype, out_dtype, **options) -> Job:
     """Make the Job of `run matmul`. The result is compared with the exact product of the quantized operands, and of a
     and b."""
-    import numpy as np
 
     from ..formats import bf16
-    from ..npy import read_array
-    from ..ops.gemm import call_of, exact_matmul, multiplied
+    from ..ops.gemm import call_of, exact_matmul, exact_rmsnorm, multiplied
     from ..ops.quantized import Packed
 
-    paths = {"a": a, "b": b, "bias": bias, "residual": residual}
-    read = {
-        name: Packed.load(path) if path.suffix == ".npz" else read_array(path, name)
-        for name, path in paths.items()
-        if path
-    }
-    inputs = {name: (paths[name], array) for name, array in read.items()}
-    options |= {name: array for name, array in read.items() if name not in "ab"}
+    packed = {name: (path, Packed.load(path)) for name, path in (("a", a), ("b", b)) if path.suffix == ".npz"}
+    floats, notes = read_inputs({name: path for name, path in (("a", a), ("b", b)) if name not in packed}, dtype)
+    further, _ = read_inputs(
+        {name: options.pop(name) for name in _MATMUL_FILES if options[name] or options.pop(name)}, None
+    )
+    inputs = {**packed, **floats}
+    options |= {name: array for name, (_, array) in further.items()}
     options["out_dtype"] = bf16.dtype if out_dtype == "bfloat16" else out_dtype
-    arrays = read["a"], read["b"]
+    arrays = inputs["a"][1], inputs["b"][1]
     call = call_of(*arrays, **options)
     name = f"out_{call.output}"
     ends = {word: options.get(word) for word in ("alpha", "activation", "bias", "residual")}
@@ -287,17 +317,20 @@ def matmul_job(a, b, bias, residual, out_dtype, **options) -> Job:
         return {name: exact_matmul(*multiplied(call), **ends)}
 
     def exact(results):
-        return name, results[name], exact_matmul(*arrays, transpose_b=options["transpose_b"], **ends)
+        rows, weights = arrays
+        if "a_norm" in further:
+            rows = exact_rmsnorm(rows, options["a_norm"], options["a_eps"])
+        return name, results[name], exact_matmul(rows, weights, transpose_b=options["transpose_b"], **ends)
 
     rounds = any(format not in ("bf16", "f16") for format in (call.a.format, call.b.format))
-    plain = all(isinstance(x, np.ndarray) for x in arrays)
     return Job(
         "gemm_",
-        inputs,
+        {"a": inputs["a"], "b": inputs["b"], **further},
         1,
         lambda: {name: _matmul()(*arrays, **options)},
         reference,
-        exact if rounds and plain else None,
+        exact if rounds and not packed else None,
+        notes,
     )
 
 

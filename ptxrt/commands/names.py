@@ -31,6 +31,15 @@ def complete_formats(ctx, param, incomplete: str) -> list[str]:
     return [name for name in BLOCK_FORMATS if name.startswith(incomplete)]
 
 
+def complete_operand_formats(ctx, param, incomplete: str) -> list[str]:
+    """Return the names of the formats of attention and of products with this beginning, for the shell."""
+    from typing import get_args
+
+    from ..typing import AttentionFormatName
+
+    return [name for name in get_args(AttentionFormatName) if name.startswith(incomplete)]
+
+
 def find_kernel(name: str, functions: Iterable[str] = ()):
     """Return the declared kernel, or raise a usage error that names the nearest kernels and the nearest of
     `functions`."""

@@ -114,6 +114,3 @@ def kernel_job(kernel, options: Mapping[str, Any]) -> Job:
 
     count = len(outputs) + len(changed)
     return Job(kernel.name, inputs, count, run, lambda _: kernel.reference(**arguments), notes=notes)
-
-
-# The friendly functions

@@ -166,33 +166,29 @@ def matmul(
         ArgumentError: An argument is invalid; the message names it.
     """
     call = gemm_call(
-        *(
-            PRODUCTS,
-            a,
-            b,
-            a_format,
-            b_format,
-            transpose_b,
-            alpha,
-            bias,
-            activation,
-            residual,
-            out_format,
-            out_scale_rule,
-        ),
-        *(
-            out_scale_layout,
-            out_global_scale,
-            a_scale_rule,
-            b_scale_rule,
-            a_global_scale,
-            b_global_scale,
-            out_dtype,
-            splits,
-            out,
-            a_norm,
-            a_eps,
-        ),
+        PRODUCTS,
+        a,
+        b,
+        a_format=a_format,
+        b_format=b_format,
+        transpose_b=transpose_b,
+        alpha=alpha,
+        bias=bias,
+        activation=activation,
+        residual=residual,
+        out_format=out_format,
+        out_scale_rule=out_scale_rule,
+        out_scale_layout=out_scale_layout,
+        out_global_scale=out_global_scale,
+        a_scale_rule=a_scale_rule,
+        b_scale_rule=b_scale_rule,
+        a_global_scale=a_global_scale,
+        b_global_scale=b_global_scale,
+        out_dtype=out_dtype,
+        splits=splits,
+        out=out,
+        a_norm=a_norm,
+        a_eps=a_eps,
     )
     return _run(call, stream)
 
@@ -279,32 +275,28 @@ def matmul_grouped(
         ArgumentError: An argument is invalid; the message names it.
     """
     call = grouped_call(
-        *(
-            PRODUCTS,
-            a,
-            b,
-            group_starts,
-            rows,
-            a_format,
-            b_format,
-            alpha,
-            bias,
-            activation,
-            residual,
-            out_format,
-            out_scale_rule,
-        ),
-        *(
-            out_scale_layout,
-            out_global_scale,
-            a_scale_rule,
-            b_scale_rule,
-            a_global_scale,
-            b_global_scale,
-            out_dtype,
-            splits,
-            out,
-        ),
+        PRODUCTS,
+        a,
+        b,
+        group_starts,
+        rows,
+        a_format=a_format,
+        b_format=b_format,
+        alpha=alpha,
+        bias=bias,
+        activation=activation,
+        residual=residual,
+        out_format=out_format,
+        out_scale_rule=out_scale_rule,
+        out_scale_layout=out_scale_layout,
+        out_global_scale=out_global_scale,
+        a_scale_rule=a_scale_rule,
+        b_scale_rule=b_scale_rule,
+        a_global_scale=a_global_scale,
+        b_global_scale=b_global_scale,
+        out_dtype=out_dtype,
+        splits=splits,
+        out=out,
     )
     return _run_grouped(call, stream)
 
@@ -379,9 +371,19 @@ def call_of(a, b, **options) -> Call:
     return gemm_call(PRODUCTS, a, b, **(defaults | options))
 
 
+def exact_rmsnorm(x, weight, eps: float) -> np.ndarray:
+    """Compute what `rmsnorm` computes, in float64 on the host."""
+    v = np.asarray(x).astype(np.float64)
+    return v / np.sqrt((v * v).mean(-1, keepdims=True) + eps) * np.asarray(weight).astype(np.float64)
+
+
 def multiplied(call: Call) -> list[np.ndarray]:
-    """Return the values of a and b on the host as a call multiplies them, [.., rows, K]."""
-    return [_multiplied(x) for x in (call.a, call.b)]
+    """Return the values of a and b on the host as a call multiplies them, [.., rows, K]. `rmsnorm` norms the rows of a
+    on the current machine if the call norms them."""
+    a = call.a
+    if call.norm is not None and call.depth:
+        a = replace(a, values=_normed(call, a.values, call.norm))
+    return [_multiplied(x) for x in (a, call.b)]
 
 
 def _multiplied(x: Operand) -> np.ndarray:
@@ -608,15 +610,20 @@ def _norms(call: Call) -> bool:
 
 def _with_normed_rows(call: Call, place: Place) -> Call:
     """Return a call with the rows of A normed by a launch of their own."""
-    a, ending = call.a, {}
     if not call.depth:
         return replace(call, norm=None)
+    y = _normed(call, place.put(call.a.values), place.put(call.norm), place.stream)
+    return replace(call, a=replace(call.a, values=y), norm=None)
+
+
+def _normed(call: Call, values, weight, stream=None):
+    """Return the normed rows of A, rounded or quantized to its format."""
+    a = call.a
     if a.quantizes:
         ending = dict(format=a.format, scale_rule=a.rule, global_scale=a.global_scale)
     else:
         ending = dict(out_dtype=FORMATS[a.format].dtype)
-    y = rmsnorm(place.put(a.values), place.put(call.norm), eps=call.eps, **ending, stream=place.stream)
-    return replace(call, a=replace(a, values=y), norm=None)
+    return rmsnorm(values, weight, eps=call.eps, **ending, stream=stream)
 
 
 def _cuts(call: Call) -> bool:

@@ -46,7 +46,7 @@ class Call:
     """A checked call of `matmul`.
 
     a [.., M, K], b [.., N, K]. batch: the leading axes of C. width: the columns of C, N or N / 2. output: the type of
-    C, or None if `ending` quantizes it. caller_out: the `out` that the caller passed. norm, eps: `a_norm` and `a_eps`.
+    C, or None if `ending` quantizes it. norm, eps: `a_norm` and `a_eps`.
     """
 
     a: Operand
@@ -65,7 +65,6 @@ class Call:
     ending: Ending | None
     splits: int | None
     out: Any
-    caller_out: Any
     norm: Any = None
     eps: float = 0.0
 
@@ -89,6 +88,7 @@ def gemm_call(
     products,
     a,
     b,
+    *,
     a_format,
     b_format,
     transpose_b,
@@ -161,8 +161,22 @@ def gemm_call(
         a, caller_out, out_dtype, shape, out_format, out_scale_rule, out_scale_layout, out_global_scale
     )
     call = Call(
-        *(a, b, batch, rows, cols, depth, width, float(alpha), checked_bias(bias, (cols,), gated)),
-        *(number, gate, _checked_residual(residual, shape), output, ending, splits, caller_out, caller_out),
+        a,
+        b,
+        batch,
+        rows,
+        cols,
+        depth,
+        width,
+        float(alpha),
+        checked_bias(bias, (cols,), gated),
+        number,
+        gate,
+        _checked_residual(residual, shape),
+        output,
+        ending,
+        splits,
+        caller_out,
         *_checked_norm(a, a_norm, a_eps, depth),
     )
     if not isinstance(a.values, _Shape):
@@ -347,26 +361,8 @@ class GroupedCall:
         return [x for x in both if ((x[1] <= sizes) & (sizes <= x[2])).any()]
 
 
-def grouped_call(
-    products,
-    a,
-    b,
-    starts,
-    order,
-    a_format,
-    b_format,
-    alpha,
-    bias,
-    activation,
-    residual,
-    out_format,
-    rule,
-    layout,
-    level,
-    *rest,
-):
-    """Check the arguments of `matmul_grouped`."""
-    a_rule, b_rule, a_level, b_level, out_dtype, splits, out = rest
+def grouped_call(products, a, b, starts, order, *, alpha, bias, out_format, out_global_scale, **options):
+    """Check the arguments of `matmul_grouped`; `gemm_call` checks `options`."""
     a, b = _with_rows("a", a), _with_rows("b", b)
     if len(a.shape) != 2 or len(b.shape) != 3:
         raise ArgumentError(
@@ -398,12 +394,12 @@ def grouped_call(
             raise ArgumentError(f"matmul_grouped: alpha is {alpha!r}; pass a finite number, or float32 [{groups}]")
         alphas, alpha = alphas.astype(np.float32) if isinstance(alphas, np.ndarray) else alphas, 1.0
     levels = None
-    if level is not None and out_format == "nvfp4":
-        (array,) = as_arrays("matmul_grouped", out_global_scale=level)
+    if out_global_scale is not None and out_format == "nvfp4":
+        (array,) = as_arrays("matmul_grouped", out_global_scale=out_global_scale)
         if tuple(array.shape) == (groups,) and array.dtype == np.float32 and groups > 1:
             if isinstance(array, np.ndarray) and not ((array > 0) & np.isfinite(array)).all():
                 raise ArgumentError("matmul_grouped: out_global_scale holds what is not positive and finite")
-            levels, level = array, 1.0
+            levels, out_global_scale = array, 1.0
     one = _Shape(b, b.shape[1:])
     biases = None
     if bias is not None:
@@ -411,25 +407,16 @@ def grouped_call(
         if len(biases.shape) == 2:
             biases = checked_bias(biases, (groups, b.shape[1]), False)
             bias = None
-    stand = _Shape(a, (rows, a.shape[1]))
     call = gemm_call(
-        *(
-            products,
-            stand,
-            one,
-            a_format,
-            b_format,
-            True,
-            alpha,
-            bias,
-            activation,
-            residual,
-            out_format,
-            rule,
-            layout,
-            level,
-        ),
-        *(a_rule, b_rule, a_level, b_level, out_dtype, splits, out),
+        products,
+        _Shape(a, (rows, a.shape[1])),
+        one,
+        transpose_b=True,
+        alpha=alpha,
+        bias=bias,
+        out_format=out_format,
+        out_global_scale=out_global_scale,
+        **options,
     )
     quantizing = call.ending if levels is None else replace(call.ending, global_scale=levels)
     call = replace(

@@ -198,21 +198,22 @@ def attention_paged(
         ArgumentError: An argument is invalid; the message names it.
     """
     call = _checked(
-        *(
-            q,
-            cache,
-            block_table,
-            key_lengths,
-            cu_seqlens_q,
-            causal,
-            window,
-            scale,
-            softcap,
-            sinks,
-            return_lse,
-            normalize,
-        ),
-        *(layout, out_dtype, splits, out),
+        q,
+        cache,
+        block_table,
+        key_lengths,
+        cu_seqlens_q,
+        causal,
+        window,
+        scale,
+        softcap,
+        sinks,
+        return_lse,
+        normalize,
+        layout,
+        out_dtype,
+        splits,
+        out,
     )
     results = _run(call, stream)
     return results[0] if len(results) == 1 else results
@@ -334,23 +335,23 @@ def _checked(
             _fail(f"out and {shared} of the cache overlap in memory; pass separate arrays")
         target = caller_out.transpose(0, 2, 1, 3) if transposed else caller_out
     return _Paged(
-        *(
-            q,
-            cache,
-            table,
-            lengths,
-            cu_seqlens_q,
-            scale,
-            softcap,
-            left,
-            right,
-            sinks,
-            return_lse,
-            normalize,
-            transposed,
-            member,
-        ),
-        *(None if splits is None else int(splits), target, caller_out),
+        q,
+        cache,
+        table,
+        lengths,
+        cu_seqlens_q,
+        scale,
+        softcap,
+        left,
+        right,
+        sinks,
+        return_lse,
+        normalize,
+        transposed,
+        member,
+        None if splits is None else int(splits),
+        target,
+        caller_out,
     )
 
 
