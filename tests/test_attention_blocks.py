@@ -423,9 +423,11 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
             ptxrt.attention(*arrays, **options)
 
     mixed = dict(qk="nvfp4", pv="mxfp8")
-    refused(r"k is Operand.*takes quantize_operand\(k, 'mxfp8', role='k'\)", q, of_k, v, qk="mxfp8")
+    near = "for these operands pass qk='nvfp4', pv="
+    refused(rf"k is Operand.*takes quantize_operand\(k, 'mxfp8', role='k'\); {near}'mxfp8'", q, of_k, v, qk="mxfp8")
     refused(r"v is Operand.*role='k'.*takes quantize_operand\(v, 'mxfp8', role='v'\)", q, k, of_k, **mixed)
-    refused("qk='bf16', pv='bf16' takes k as an array", q, of_k, v)
+    refused(f"qk='bf16', pv='bf16' takes k as an array; {near}'bf16'", q, of_k, v)
+    refused(f"qk='bf16', pv='bf16' takes q as an array; {near}'mxfp8'", of_q, of_k, of_v)
     refused(
         r"v is QuantizedArray.*takes quantize_operand\(v, 'mxfp8', role='v'\)",
         q,

@@ -134,8 +134,8 @@ def attention(
         v: As q.
         qk: The format of Q and K: "bf16", "f16", "mxfp8", "mxfp4" or "nvfp4". None is "f16" if q, k and v all are
             float16, else "bf16". Arrays of another type are rounded, or quantized as `quantize_operand` does.
-        pv: The format of P and V; None is qk's. Mixed pairs (qk, pv): "mxfp4" or "nvfp4" with "mxfp8"; "mxfp8" or
-            "nvfp4" with "bf16".
+        pv: The format of P and V; None is qk's. Mixed pairs (qk, pv): "mxfp4" or "nvfp4" with "mxfp8"; "mxfp8", "mxfp4"
+            or "nvfp4" with "bf16".
         quantize: "in_kernel", with qk="mxfp4" and pv="bf16": the kernel quantizes Q and K as it loads them. None
             quantizes arrays in separate launches.
         causal: Query i sees key j where j <= i + Sk - Sq.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
@@ -118,7 +118,8 @@ def attention_call(
     if not isinstance(layout, str) or layout not in ("bhsd", "bshd"):
         raise ArgumentError(f"attention: layout is {layout!r}; pass 'bhsd' or 'bshd'")
     transposed = layout == "bshd"
-    q, k, v = (_operand_or_array(way, name, x, transposed) for name, x in zip("qkv", (q, k, v)))
+    named = dict(q=q, k=k, v=v)
+    q, k, v = (_operand_or_array(ways, way, name, named, transposed) for name in named)
     _check_shapes(q, k, v, layout)
     (batch, heads, queries, dim), (_, _, keys, dim_v) = q.shape, v.shape
     if scale is None:
@@ -192,7 +193,7 @@ def _way(ways, qk, pv, quantize):
     words = all(isinstance(word, (str, type(None))) for word in asked)
     if words and asked in ways:
         return ways[asked]
-    nearest = max(ways, key=lambda known: sum(map(_likeness, known, asked)))
+    nearest = _nearest(ways, asked)
     known = "; ".join(spelled(*formats) for formats in ways)
     raise ArgumentError(f"attention: no kernel for {spelled(*asked)}; nearest: {spelled(*nearest)}. There is {known}")
 
@@ -210,6 +211,11 @@ def _likeness(known, asked) -> float:
     return float(known is None and asked is None)
 
 
+def _nearest(ways: Iterable[tuple], asked: tuple) -> tuple:
+    """Return the formats that are most like the given ones."""
+    return max(ways, key=lambda known: sum(map(_likeness, known, asked)))
+
+
 def _check_lacks(ways, way, options: list[str]) -> None:
     """Raise ArgumentError for an option that the implementation lacks; the message names the first one that has it."""
     for name in options:
@@ -219,8 +225,9 @@ def _check_lacks(ways, way, options: list[str]) -> None:
             raise ArgumentError(f"attention: {way} has no {name}; {advice}")
 
 
-def _operand_or_array(way: AttentionWay, name: str, x, transposed: bool):
+def _operand_or_array(ways, way: AttentionWay, name: str, named: Mapping, transposed: bool):
     """Return q, k or v: an array [batch, heads, length, dim], or an operand in the format of the implementation."""
+    x = named[name]
     if not isinstance(x, Packed):
         (x,) = as_arrays("attention", **{name: x})
         check_forward("attention", **{name: x})
@@ -228,8 +235,18 @@ def _operand_or_array(way: AttentionWay, name: str, x, transposed: bool):
     format = way.formats.get(name)
     if not isinstance(x, Operand) or x.role != name or x.format != format:
         takes = f"quantize_operand({name}, {format!r}, role={name!r})" if format else f"{name} as an array"
-        raise ArgumentError(f"attention: {name} is {x!r}; {way} takes {takes}")
+        raise ArgumentError(f"attention: {name} is {x!r}; {way} takes {takes}{_formats_of_operands(ways, way, named)}")
     return x
+
+
+def _formats_of_operands(ways, way: AttentionWay, named: Mapping) -> str:
+    """Return advice on the formats that take all operands of a call as they are; empty if there are none."""
+    operands = {name: x for name, x in named.items() if isinstance(x, Packed)}
+    if not all(isinstance(x, Operand) and x.role == name for name, x in operands.items()):
+        return ""
+    fits = lambda known: all(known.formats.get(name) == x.format for name, x in operands.items())
+    others = [asked for asked, known in ways.items() if fits(known)]
+    return f"; for these operands pass {spelled(*_nearest(others, way.asked))}" if others else ""
 
 
 def _smooths_keys(way, k, asked: bool | None) -> bool:

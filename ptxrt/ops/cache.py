@@ -418,8 +418,8 @@ class KVCache:
                 raise ArgumentError(f"copy_pages: targets {shown(pair[1])}; a page can be a target once")
             if isinstance(pair[0], np.ndarray) and set(pair[0].tolist()) & set(pair[1].tolist()):
                 raise ArgumentError(
-                    f"copy_pages: a page is in sources, {shown(pair[0])}, and in targets, "
-                    f"{shown(pair[1])}; copy in two calls"
+                    f"copy_pages: sources {shown(pair[0])}, targets {shown(pair[1])}; no page can be both: copy in two "
+                    "calls"
                 )
         if not pair[0].shape[0]:
             return
