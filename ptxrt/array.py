@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from operator import index
+from reprlib import repr as shortened
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, Union
 
@@ -186,6 +187,18 @@ class Signature:
 def _signature(backend: Backend, *key) -> Signature:
     known = backend.remembered.signatures
     return known.get(key) or Remembered.add(known, key, Signature(backend, *key))
+
+
+def _not_of_views(key: object) -> str | None:
+    """Name a mask or an array of indices, whose elements no view can select; None for other keys."""
+    dtype = getattr(key, "dtype", None)
+    if isinstance(key, (bool, np.bool_)) or dtype == np.bool_:
+        return "a mask needs a copy: use to_numpy()[mask]"
+    if isinstance(key, list) or (dtype is not None and getattr(key, "shape", ())):
+        if isinstance(key, list) and key and all(isinstance(x, (bool, np.bool_)) for x in key):
+            return "a mask needs a copy: use to_numpy()[mask]"
+        return "an array of indices needs a copy: use ptxrt.take_rows, which gathers rows"
+    return None
 
 
 class DeviceArray:
@@ -379,7 +392,7 @@ class DeviceArray:
         try:
             for k in keys:
                 if isinstance(k, (bool, np.bool_)):
-                    raise TypeError("a mask is none of these")
+                    raise TypeError
                 if k is None:
                     shape.append(1)
                     strides.append(0)
@@ -393,8 +406,9 @@ class DeviceArray:
                 address += first * stride if size else 0
                 axis += 1
         except (IndexError, TypeError, ValueError) as error:
+            why = next(filter(None, map(_not_of_views, keys)), error)
             raise ArgumentError(
-                f"{self!r} is cut by whole numbers, slices, None and ...; {key!r} came: {error}"
+                f"{self!r} is cut by whole numbers, slices, None and ...; {shortened(key)} came: {why}"
             ) from None
         check_size("a view", shape, self.dtype)
         return DeviceArray(self.memory, address, shape, self.dtype, strides, self.writeable)

@@ -628,9 +628,12 @@ def test_views_share_memory_as_those_of_numpy_do(emulator, rng):
         (lambda: array.transpose().reshape(72), r"strides of \[4, 24, 96\] bytes has no view of shape \[72\]"),
         (lambda: array[3], "index out of range"),
         (lambda: array[0, 0, 0, 0], "is cut by whole numbers"),
-        (lambda: array[[0, 1]], "is cut by whole numbers"),
+        (lambda: array[[0, 1]], "is cut by whole numbers.*an array of indices needs a copy"),
+        (lambda: array[np.array([0, 1])], "an array of indices needs a copy"),
+        (lambda: array[[True, False]], "a mask needs a copy"),
+        (lambda: array[True], "a mask needs a copy"),
         (lambda: array[1.5], "is cut by whole numbers"),
-        (lambda: array[x > 0], "is cut by whole numbers"),
+        (lambda: array[x > 0], "is cut by whole numbers.*a mask needs a copy"),
         (lambda: array[..., ...], "is cut by whole numbers"),
     ]:
         with pytest.raises(ptxrt.ArgumentError, match=words):
