@@ -590,9 +590,12 @@ def test_check_lines_up(monkeypatch):
 def test_list_groups_and_shows_every_name():
     lines = succeed("list").splitlines()
     shown = [line.split()[0] for line in lines if line.startswith("  ")]
-    assert set(shown) == {*ptxrt.kernels(), *(n for n in ptxrt.__all__ if n.islower() and callable(getattr(ptxrt, n)))}
+    functions = {n for n in ptxrt.__all__ if n.islower() and callable(getattr(ptxrt, n))}
+    classes = {"QuantizedArray", "Operand", "KVCache", "DeviceArray", "Comparison", "Stream", "Event"}
+    assert set(shown) == {*ptxrt.kernels(), *functions, *classes}
     assert {name for name in shown if shown.count(name) > 1} == {*ptxrt.kernels()} & {*ptxrt.__all__}
-    assert {"functions that `run` takes", "functions", "kernels: attention", "kernels: smoothing"} <= set(lines)
+    titles = {"functions that `run` takes", "functions", "classes", "kernels: attention", "kernels: smoothing"}
+    assert titles <= set(lines)
 
 
 @pytest.mark.parametrize("columns", [10, 60, 100])
@@ -616,6 +619,21 @@ def test_show_knows_every_function():
         assert text.startswith(f"{name}(") and len(text.splitlines()) > 2
     refuse("show", "merge", "--ptx", part="merge is a function")
     refuse("show", "mergge", part="near: merge")
+    text = succeed("show", "matmul")
+    assert "a: Array | QuantizedArray," in text and all(len(line) <= 120 for line in text.splitlines())
+
+
+def test_show_knows_every_class():
+    classes = [name for name in ptxrt.__all__ if not name.islower()]
+    for name in classes:
+        text = succeed("show", name)
+        assert text.startswith(f"class {name}") and getattr(ptxrt, name).__doc__.split()[0] in text
+    text = succeed("show", "KVCache")
+    for part in ("class KVCache(pages: int, page_size: int,", "KVCache.over(k_codes: Array,", "KVCache.nbytes\n"):
+        assert part in text
+    assert "__init__" not in text and "_claims" not in text
+    refuse("show", "KVCache", "--sass", part="KVCache is a class")
+    refuse("show", "KvCache", part="near: KVCache")
 
 
 def test_show_takes_variants_and_units():
@@ -664,6 +682,7 @@ def test_completion(shell):
     "words, incomplete, wanted",
     [
         (["show"], "quant", {"quantize", "quantize_operand", "quantize_mxfp4"}),
+        (["show"], "KV", {"KVCache"}),
         (["check"], "transpose", {"transpose_naive", "transpose_tiled"}),
         (["run", "quantize", "--format"], "mxfp6", {"mxfp6_e3m2", "mxfp6_e2m3"}),
         (["run", "attention", "--qk"], "mx", {"mxfp8", "mxfp4"}),

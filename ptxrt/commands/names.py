@@ -11,10 +11,11 @@ import click
 
 
 def complete_names(ctx, param, incomplete: str) -> list[str]:
-    """Return the names of functions and kernels with this beginning, for the shell."""
+    """Return the names of functions, classes and kernels with this beginning, for the shell."""
     from .. import kernels
 
-    return [name for name in dict.fromkeys([*public_functions(), *kernels()]) if name.startswith(incomplete)]
+    known = dict.fromkeys([*public_functions(), *public_classes(), *kernels()])
+    return [name for name in known if name.startswith(incomplete)]
 
 
 def complete_kernels(ctx, param, incomplete: str) -> list[str]:
@@ -85,6 +86,14 @@ def public_functions() -> dict[str, Any]:
     named = {name: getattr(ptxrt, name) for name in ptxrt.__all__}
     # Classes that are used like functions, such as `using`, have lower-case names, too.
     return {name: value for name, value in named.items() if callable(value) and name.islower()}
+
+
+def public_classes() -> dict[str, type]:
+    """The classes of the package by name, in the order of its interface, errors last."""
+    import ptxrt
+
+    named = {name: getattr(ptxrt, name) for name in ptxrt.__all__ if not name.islower()}
+    return {name: value for name, value in named.items() if isinstance(value, type)}
 
 
 def manual_of(function) -> str:

@@ -12,9 +12,10 @@ import click
 
 from .functions import FUNCTIONS
 from .group import as_json, main, print_json
-from .names import complete_names, find_units, manual_of, public_functions, summary_of
+from .names import complete_names, find_units, manual_of, public_classes, public_functions, summary_of
 
 ARCHS = ("sm_120a", "sm_121a", "sm_90", "sm_80")
+NO_BREAK = "\0"
 
 
 @main.command()
@@ -48,17 +49,23 @@ def in_lines(title: str, rows: Mapping[str, str], width: int) -> None:
 @main.command("list")
 @as_json
 def list_command(json_output):
-    """List functions and kernels."""
+    """List functions, classes and kernels."""
     from .. import kernels
 
     functions = {name: summary_of(manual_of(function)) for name, function in public_functions().items()}
     summaries = {name: kernel.summary for name, kernel in kernels().items()}
+    classes = {
+        name: summary_of(manual_of(value))
+        for name, value in public_classes().items()
+        if not issubclass(value, Exception)
+    }
     if json_output:
-        print_json({"functions": functions, "kernels": summaries})
+        print_json({"functions": functions, "classes": classes, "kernels": summaries})
         return
     width = max(map(len, {**functions, **summaries}))
     in_lines("functions that `run` takes", {name: functions[name] for name in FUNCTIONS}, width)
     in_lines("\nfunctions", {name: words for name, words in functions.items() if name not in FUNCTIONS}, width)
+    in_lines("\nclasses", classes, width)
     groups: dict[str, dict[str, str]] = {}
     for name, kernel in kernels().items():
         groups.setdefault(kernel.__module__.rpartition(".")[2].removesuffix("_kernels"), {})[name] = summaries[name]
@@ -80,22 +87,27 @@ def list_command(json_output):
 )
 @click.pass_context
 def show(ctx, name, ptx, sass):
-    """Show a function or a kernel: arguments, meaning, tolerances, cases, and the compiler's figures.
+    """Show a function, a class or a kernel: arguments, meaning, tolerances, cases, and the compiler's figures.
 
-    NAME is that of a function, a kernel, one of its variants as in 'attention_bf16[dim=64,dim_v=64]', or a unit such as
-    attention_bf16_dim64_dim_v64.
+    NAME is that of a function, a class, a kernel, one of its variants as in 'attention_bf16[dim=64,dim_v=64]', or a
+    unit such as attention_bf16_dim64_dim_v64.
     """
     from .. import kernels, units
 
-    functions = public_functions()
+    functions, classes = public_functions(), public_classes()
+    if name in classes:
+        if ptx or sass:
+            raise click.UsageError(f"{name} is a class; --ptx and --sass are of kernels")
+        show_class(name, classes[name])
+        return
     if name in functions and not ptx and not sass:
-        click.echo(f"{name}{inspect.signature(functions[name])}\n\n{manual_of(functions[name])}")
+        click.echo(f"{called(name, functions[name])}\n\n{manual_of(functions[name])}")
         if name not in kernels():
             return
         click.echo("\nThe kernel of that name:\n")
     elif name in functions and name not in kernels():
         raise click.UsageError(f"{name} is a function; --ptx and --sass are of kernels")
-    kernel, chosen = find_units(name, functions)
+    kernel, chosen = find_units(name, [*functions, *classes])
     for unit in chosen:
         if ptx:
             click.echo(units.text(unit.name, ctx.obj[1].get("ptx") == "portable"))
@@ -109,6 +121,45 @@ def show(ctx, name, ptx, sass):
 
         for line in kernel_lines(kernel, chosen):
             click.echo(line)
+
+
+class _Written(str):
+    """An annotation, which a signature shows as it is written, without quotes."""
+
+    __repr__ = str.__str__
+
+    @classmethod
+    def of(cls, annotation) -> "_Written":
+        return cls(
+            annotation.strip("'\"") if isinstance(annotation, str) else getattr(annotation, "__name__", annotation)
+        )
+
+
+def called(name: str, function) -> str:
+    """Return a name with the signature of a function or class, in lines that fit a terminal."""
+    signature = inspect.signature(function)
+    words: list[str] = []
+    for p in signature.parameters.values():
+        if p.kind is p.KEYWORD_ONLY and "*" not in words:
+            words.append("*")
+        words.append(str(p if p.annotation is p.empty else p.replace(annotation=_Written.of(p.annotation))))
+    returned = signature.return_annotation
+    end = "" if returned is signature.empty else f" -> {_Written.of(returned)}"
+    text = f"{name}({', '.join(word.replace(' ', NO_BREAK) for word in words)}){end.replace(' ', NO_BREAK)}"
+    lines = textwrap.wrap(text, 110, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace(NO_BREAK, " ")
+
+
+def show_class(name: str, shown: type) -> None:
+    """Print a class with its docstring, then its public methods and properties with theirs."""
+    click.echo(f"class {called(name, shown) if '__init__' in vars(shown) else name}\n\n{manual_of(shown)}")
+    for title, member in vars(shown).items():
+        function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+        if title.startswith("_") or not inspect.isfunction(function) or not function.__doc__:
+            continue
+        place = f"{name}.{title}"
+        click.echo("\n" + (place if isinstance(member, property) else called(place, getattr(shown, title))) + "\n")
+        click.echo(textwrap.indent(manual_of(function), "    "))
 
 
 @main.command()
