@@ -142,10 +142,10 @@ def told_by_codes(kind: Kind, type: str, found: list[Codes]) -> list[str]:
 def _told_of(kind: Kind, type: str, found: Codes) -> list[str]:
     """The lines of one operand."""
     bits = 8 if found.operand.startswith("scales") else kind.bits(found.operand)
-    given = dict(zip(found.codes.tolist(), found.d.tolist()))
+    result_of = dict(zip(found.codes.tolist(), found.d.tolist()))
 
     def changes(bit):
-        pairs = [(d, given[code ^ 1 << bit]) for code, d in given.items() if code ^ 1 << bit in given]
+        pairs = [(d, result_of[code ^ 1 << bit]) for code, d in result_of.items() if code ^ 1 << bit in result_of]
         return sum(one != other for one, other in pairs) // 2, len(pairs) // 2
 
     tried = {bit: changes(bit) for bit in range(bits)}

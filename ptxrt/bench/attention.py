@@ -162,9 +162,9 @@ def sides_of(combinations: Sequence[tuple[str, str]]) -> list[tuple[str, str, st
     """Return (qk, pv, operands) of all measurements; ArgumentError for formats without a kernel."""
     for qk, pv in combinations:
         if (qk, pv) not in RATES:
-            there = ", ".join("+".join(pair) for pair in RATES)
-            raise ArgumentError(f"bench attention: there is no attention in {qk}+{pv}; there is {there}")
-    return [(*pair, given) for pair in combinations for given in operands_of(pair)]
+            known = ", ".join("+".join(pair) for pair in RATES)
+            raise ArgumentError(f"bench attention: there is no attention in {qk}+{pv}; there is {known}")
+    return [(*pair, operands) for pair in combinations for operands in operands_of(pair)]
 
 
 def attention_rows(

@@ -74,9 +74,9 @@ def grouped_bars(axes, groups: Sequence[str], series: Mapping[str, Sequence[floa
     """Draw bars side by side in each group, one of each series; None leaves a gap."""
     width = 0.8 / max(len(series), 1)
     for i, (name, values) in enumerate(series.items()):
-        there = [(group, value) for group, value in enumerate(values) if value is not None]
-        places = [group + (i - (len(series) - 1) / 2) * width for group, _ in there]
-        axes.bar(places, [value for _, value in there], width, label=name)
+        present = [(group, value) for group, value in enumerate(values) if value is not None]
+        places = [group + (i - (len(series) - 1) / 2) * width for group, _ in present]
+        axes.bar(places, [value for _, value in present], width, label=name)
     axes.set_xticks(range(len(groups)), groups, rotation=20, ha="right", rotation_mode="anchor")
 
 
@@ -86,9 +86,9 @@ def lying_bars(
     """Draw horizontal bars below each other for each line, one of each series, each with a note; None leaves a gap."""
     height = 0.84 / max(len(series), 1)
     for i, (name, values) in enumerate(series.items()):
-        there = [(line, value) for line, value in enumerate(values) if value is not None]
-        places = [line + (i - (len(series) - 1) / 2) * height for line, _ in there]
-        drawn = axes.barh(places, [value for _, value in there], height, label=name)
+        present = [(line, value) for line, value in enumerate(values) if value is not None]
+        places = [line + (i - (len(series) - 1) / 2) * height for line, _ in present]
+        drawn = axes.barh(places, [value for _, value in present], height, label=name)
         axes.bar_label(drawn, [note for note in notes[name] if note is not None], padding=2, fontsize="x-small")
     axes.margins(x=0.2)
     axes.set_yticks(range(len(lines)), lines, fontsize="small")

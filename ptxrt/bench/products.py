@@ -93,8 +93,8 @@ def parse_pair(text: str) -> tuple[str, str]:
     words = text.split("+")
     pair = words[0], words[-1]
     if len(words) > 2 or pair not in PRODUCTS:
-        there = ", ".join("+".join(pair) for pair in PRODUCTS)
-        raise ArgumentError(f"bench gemm: there is no product {text!r}; write A+B, of which there is {there}")
+        known = ", ".join("+".join(pair) for pair in PRODUCTS)
+        raise ArgumentError(f"bench gemm: there is no product {text!r}; write A+B, of which there is {known}")
     return pair
 
 

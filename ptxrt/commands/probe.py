@@ -148,11 +148,11 @@ def compared(look, kind, type: str, multiply, emulate=None) -> dict[str, Any]:
     want = look(emulate, kind, type, say=False)[0] if emulate else {}
     for output, known in want.items():
         known = known.reshape(-1)  # without the codes that the emulator refuses, which are last
-        given = found[output].reshape(-1)[: len(known)]
+        measured = found[output].reshape(-1)[: len(known)]
         row["differences"] += [
-            f"{meaning_of(output, place)}: D is {number(kind, given[place])}, in the emulator "
+            f"{meaning_of(output, place)}: D is {number(kind, measured[place])}, in the emulator "
             f"{number(kind, known[place])}"
-            for place in np.flatnonzero(given != known).tolist()
+            for place in np.flatnonzero(measured != known).tolist()
         ]
     return row
 
@@ -177,9 +177,9 @@ def sums(multiply, kind, type: str, say: bool = True):
     """
     from .. import trials
 
-    given = trials.operands(kind, type)
-    d = trials.sums(multiply, kind, type, given)
-    lines = trials.told_by_sums(kind, type, given, d) if say else []
+    operands = trials.operands(kind, type)
+    d = trials.sums(multiply, kind, type, operands)
+    lines = trials.told_by_sums(kind, type, operands, d) if say else []
     return {"d": d}, lines, lambda output, place: f"trial {place // 128}, row {place // 8 % 16}, column {place % 8}"
 
 

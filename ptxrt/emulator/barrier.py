@@ -67,14 +67,14 @@ class _Barrier:
         blocks = blocks[self.count[blocks] != _IDLE]
         alive = self.batch.alive.reshape(self.lanes.shape)
         arrived = self.arrived[blocks]
-        there = arrived | ~alive[blocks]
-        done = there.all(-1)
+        arrived_or_exited = arrived | ~alive[blocks]
+        done = arrived_or_exited.all(-1)
         count = self.count[blocks]
         named = count != _EVERYBODY
         if named.any():
             by_warp = (len(blocks), self.batch.warps, _WARP)
             arrivals = arrived.reshape(by_warp).sum(-1)
-            complete = there.reshape(by_warp).all(-1) & (arrivals > 0)
+            complete = arrived_or_exited.reshape(by_warp).all(-1) & (arrivals > 0)
             total = np.where(complete, _WARP, arrivals).sum(-1)
             if (named & (total > count)).any():
                 raise Fault(f"more threads arrive at barrier {self.number} than the count it was given")

@@ -161,9 +161,9 @@ def _check_multicast(threads, mask) -> None:
 
 
 def _load(space: str, multicast: bool = False, update: _Update | None = None):
-    def load(threads, target, source, size, mbarrier, *more):
+    def load(threads, target, source, size, mbarrier, *options):
         if multicast:
-            _check_multicast(threads, more[0])
+            _check_multicast(threads, options[0])
         here = barriers(threads.batch)
         barrier = here.find(threads.executing, "shared", mbarrier)
         for position, (to, at, bytes, on) in enumerate(
@@ -327,10 +327,10 @@ def _coordinates(vector, threads) -> list[list[int]]:
 
 
 def _load_tensor(rank: int, multicast: bool, im2col: bool):
-    def load(threads, target, map, coordinates, mbarrier, *more):
-        offsets, *more = more if im2col else ((), *more)
+    def load(threads, target, map, coordinates, mbarrier, *options):
+        offsets, *options = options if im2col else ((), *options)
         if multicast:
-            _check_multicast(threads, more[0])
+            _check_multicast(threads, options[0])
         here = barriers(threads.batch)
         barrier = here.find(threads.executing, "shared", mbarrier)
         corners = _coordinates(coordinates, threads)
@@ -356,8 +356,8 @@ def _store_tensor(rank: int, operation: str = ""):
             update = _tensor_update(operation, tensor.dtype, position) if operation else None
             unit, places, remote, inside = _box(threads, position, tensor, at, corner)
             side = _Side(threads, position, "shared", places, unit, "reads")
-            there, verb = remote if inside is None else remote[inside], "updates" if update else "writes"
-            target = _Side(threads, position, "global", there, unit, verb, bool(update))
+            written, verb = remote if inside is None else remote[inside], "updates" if update else "writes"
+            target = _Side(threads, position, "global", written, unit, verb, bool(update))
             group = int(stores.committed[threads.lane[position]])
             stores.pending.append(_Store(threads, position, group, side, target, inside, update))
 
@@ -368,8 +368,8 @@ def _store_tensor(rank: int, operation: str = ""):
 # Instructions
 
 
-def _taken(modifiers: tuple[str, ...], *hints: str) -> tuple[tuple[str, ...], set[str]]:
-    """(the modifiers without the optional ones, the optional ones among them)."""
+def _without_hints(modifiers: tuple[str, ...], *hints: str) -> tuple[tuple[str, ...], set[str]]:
+    """Return the modifiers that are no hints, and the hints among them."""
     return tuple(word for word in modifiers if word not in hints), {word for word in modifiers if word in hints}
 
 
@@ -384,7 +384,7 @@ def cp_async_bulk(modifiers: tuple[str, ...]) -> Semantics:
     cp.async.bulk.global.shared::cta.bulk_group [dst], [src], size{, policy}; cp.async.bulk.prefetch.L2.global [src],
     size.
     """
-    words, hints = _taken(modifiers, "L2::cache_hint")
+    words, hints = _without_hints(modifiers, "L2::cache_hint")
     policy = ", b64" if hints else ""
     for target in _SHARED:
         for source in ("global", "shared::cta"):
@@ -411,7 +411,7 @@ def cp_async_bulk_tensor(modifiers: tuple[str, ...]) -> Semantics:
     cp.async.bulk.tensor.{3d..5d}.shared::cta.global.im2col.mbarrier::complete_tx::bytes [dst], [map, {c}], [mbar],
     {o}{, policy}; cp.async.bulk.tensor.{1d..5d}.global.shared::cta{.tile}.bulk_group [map, {c}], [src]{, policy}
     """
-    words, hints = _taken(modifiers, "L2::cache_hint", "tile", "im2col")
+    words, hints = _without_hints(modifiers, "L2::cache_hint", "tile", "im2col")
     policy = ", b64" if "L2::cache_hint" in hints else ""
     rank, im2col = _rank(words[:1], hints), "im2col" in hints
     offsets = f", u16*{rank - 2}" if im2col else ""
@@ -438,7 +438,7 @@ def cp_reduce_async_bulk(modifiers: tuple[str, ...]) -> Semantics:
 
     cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.op.type [dst], [src], size, [mbar]
     """
-    words, hints = _taken(modifiers, "L2::cache_hint")
+    words, hints = _without_hints(modifiers, "L2::cache_hint")
     known = {
         ("global", "shared::cta", "bulk_group"): _INTO_GLOBAL,
         ("shared::cluster", "shared::cta", _COMPLETES): _INTO_SHARED,
@@ -462,7 +462,7 @@ def cp_reduce_async_bulk(modifiers: tuple[str, ...]) -> Semantics:
 @define("cp.reduce.async.bulk.tensor")
 def cp_reduce_async_bulk_tensor(modifiers: tuple[str, ...]) -> Semantics:
     """cp.reduce.async.bulk.tensor.{1d..5d}.global.shared::cta.op{.tile}.bulk_group [map, {c}], [src]{, policy}."""
-    words, hints = _taken(modifiers, "L2::cache_hint", "tile")
+    words, hints = _without_hints(modifiers, "L2::cache_hint", "tile")
     rank = _rank(words[:1])
     if (
         len(words) != 5
@@ -486,7 +486,7 @@ def _rank(words: tuple[str, ...], hints: Collection[str] = ()) -> int:
 @define("cp.async.bulk.prefetch.tensor")
 def prefetch_tensor(modifiers: tuple[str, ...]) -> Semantics:
     """cp.async.bulk.prefetch.tensor.{1d..5d}.L2.global{.tile|.im2col} [map, {c}]{, {o}}{, policy}: no effect."""
-    words, hints = _taken(modifiers, "L2::cache_hint", "tile", "im2col")
+    words, hints = _without_hints(modifiers, "L2::cache_hint", "tile", "im2col")
     rank = _rank(words[:1], hints)
     if words[1:] != ("L2", "global"):
         raise Unsupported("expected .L2.global{.tile|.im2col}")

@@ -196,10 +196,10 @@ class Barriers:
         """Write to each thread whether its barrier has reached the phase `until`; the others sleep until it has."""
         missing = self.phase[barrier] < until
         if missing.any():
-            wanted = np.unique(barrier[missing])
-            self.waiters[wanted] += 1
-            self.settle(wanted)
-            self.waiters[wanted] -= 1
+            awaited = np.unique(barrier[missing])
+            self.waiters[awaited] += 1
+            self.settle(awaited)
+            self.waiters[awaited] -= 1
             missing = self.phase[barrier] < until
         threads.write(~missing, threads.lane)
         if acquires and not missing.all():

@@ -37,7 +37,7 @@ class _Pool:
         self.batch = batch
         self.held = np.full(batch.blocks * batch.warps, first)
         self.left = np.zeros(batch.blocks, np.int64)
-        self.waiting: list[tuple[int, int]] = []  # (warp, registers wanted)
+        self.waiting: list[tuple[int, int]] = []  # (warp, requested registers)
         batch.on_exit(self.exited)
 
     def exited(self, lanes: np.ndarray) -> None:
@@ -50,19 +50,19 @@ class _Pool:
     def serve(self) -> None:
         """Wake the waiting warps whose request fits the free registers."""
         still = []
-        for warp, wanted in self.waiting:
-            if self.take(warp, wanted):
+        for warp, requested in self.waiting:
+            if self.take(warp, requested):
                 self.batch.wake(np.arange(warp * _WARP, (warp + 1) * _WARP))
             else:
-                still.append((warp, wanted))
+                still.append((warp, requested))
         self.waiting = still
 
-    def take(self, warp: int, wanted: int) -> bool:
-        block, more = warp // self.batch.warps, wanted - self.held[warp]
-        if more > self.left[block]:
+    def take(self, warp: int, requested: int) -> bool:
+        block, added = warp // self.batch.warps, requested - self.held[warp]
+        if added > self.left[block]:
             return False
-        self.left[block] -= more
-        self.held[warp] = wanted
+        self.left[block] -= added
+        self.held[warp] = requested
         return True
 
 

@@ -81,9 +81,9 @@ class Target:
     fits: whether kernels can write to the caller's array. If not, they write to a new one, which is then copied.
     """
 
-    def __init__(self, given, place: Place, shape, member: Format, fits: Callable[[DeviceArray], bool]):
-        self.caller_out, self.place, self.member = given, place, member
-        self.whole = given if isinstance(given, DeviceArray) else place.empty(shape, member)
+    def __init__(self, caller_out, place: Place, shape, member: Format, fits: Callable[[DeviceArray], bool]):
+        self.caller_out, self.place, self.member = caller_out, place, member
+        self.whole = caller_out if isinstance(caller_out, DeviceArray) else place.empty(shape, member)
         self.direct = self.whole if fits(self.whole) else place.empty(shape, member)
 
     def handed_back(self):

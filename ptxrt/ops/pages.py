@@ -102,8 +102,9 @@ def _rows(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     return rng.integers(0, 0x40, shape, dtype=np.uint8)
 
 
-def _expanded(**more) -> dict:
-    return dict(dict(pages=9, heads=2, page=5, sequences=2, table=4, keys=17), **more)
+def _expanded(**sizes) -> dict:
+    """A declared case."""
+    return dict(dict(pages=9, heads=2, page=5, sequences=2, table=4, keys=17), **sizes)
 
 
 @kernel(

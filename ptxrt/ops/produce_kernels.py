@@ -218,7 +218,7 @@ def norm_rows(
     a block is padded with zeros.
     """
     v = x.astype(np.float64)
-    given = lambda name: next((a.astype(np.float64) for a in options[name] if a is not None), None)
+    passed = lambda name: next((a.astype(np.float64) for a in options[name] if a is not None), None)
     options = dict(weight=(weight_f32, weight_f16, weight_bf16), bias=(bias_f32, bias_f16, bias_bf16))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         if residual is not None:
@@ -229,7 +229,7 @@ def norm_rows(
         off = v - v.mean(axis=1, keepdims=True) if centered else v
         y = off / np.sqrt((off**2).mean(axis=1, keepdims=True) + np.float64(eps))
         y = y.astype(np.float32).astype(x.dtype).astype(np.float64) if rounds else y
-        weight, bias = given("weight"), given("bias")
+        weight, bias = passed("weight"), passed("bias")
         y = y if weight is None else y * (weight + np.float64(offset))
         y = y if bias is None else y + bias
         outputs = dict(out_f32=out_f32, out_f16=out_f16, out_bf16=out_bf16, codes=codes, scales=scales)

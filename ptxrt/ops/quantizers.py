@@ -182,8 +182,8 @@ def _derived(f: BlockFormat, layout: _Blocks, name: str) -> dict:
                 advice = f"Pad it to {above}" + (f" or cut it to {below}." if below else ".")
                 found = f"{name}: {layout.axis} is {length} in x; it must be a multiple of {block}"
                 raise ArgumentError(f"{found}, of which each has a scale. {advice}")
-            linear, given = layout.linear(f, axes)[i], axes.get(names[i])
-            return linear if given != layout.tiles(f, axes)[i] else given
+            linear, requested = layout.linear(f, axes)[i], axes.get(names[i])
+            return linear if requested != layout.tiles(f, axes)[i] else requested
 
         return size
 

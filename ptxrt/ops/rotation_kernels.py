@@ -31,8 +31,8 @@ def turned(x: np.ndarray, table: np.ndarray, positions: np.ndarray, first: int, 
     outside the table."""
     y = x.astype(np.float64)
     width = table.shape[1]
-    there = (positions >= 0) & (positions < len(table))
-    angles = np.where(there[:, None], table[np.where(there, positions, 0)].astype(np.float64), np.nan)[:, None]
+    inside = (positions >= 0) & (positions < len(table))
+    angles = np.where(inside[:, None], table[np.where(inside, positions, 0)].astype(np.float64), np.nan)[:, None]
     cosines, sines = angles[..., : width // 2], angles[..., width // 2 :] * (-1 if inverse else 1)
     part = y[..., first : first + width]
     one, other = (part[..., 0::2], part[..., 1::2]) if pairs else (part[..., : width // 2], part[..., width // 2 :])

@@ -322,9 +322,9 @@ def _cycles_to_the_first_tile(entry: Entry, prologue: list[Instruction], machine
     """
     warps = entry.resident(machine.card)[0]
     arrays = REGISTRY[entry.kernel].arrays
-    given = {array.name for array in arrays if not array.optional or array.name.endswith(("_global", "out_bf16"))}
+    passed = {array.name for array in arrays if not array.optional or array.name.endswith(("_global", "out_bf16"))}
     first = PARAMETERS[machine.card.target]
-    path = without_absent(prologue, {first + 8 * i for i, array in enumerate(arrays) if array.name not in given})
+    path = without_absent(prologue, {first + 8 * i for i, array in enumerate(arrays) if array.name not in passed})
     starts = [i + 1 for i, instruction in enumerate(path) if instruction.stem in ("BAR", "LDGDEPBAR")] or [len(path)]
     copied = alone(path[: starts[-1]], machine, warps) if path else 0.0
     return max(alone(path, machine, warps) if path else 0.0, copied + rates.COPY_LATENCY)
