@@ -232,7 +232,8 @@ def in_native_order(array: np.ndarray) -> np.ndarray:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def to_convert(name: str) -> str:
-    """The advice in messages about an array of a dtype that no kernel takes."""
+def to_convert(name: str, has_command: bool = True) -> str:
+    """The advice in messages about an array of a dtype that no kernel takes. has_command: whether `ptxrt run` has the
+    function, too."""
     words = f"convert it to float32, float16 or bfloat16: {name}.astype(numpy.float32)"
-    return f"{words}, or --dtype f32 on the command line"
+    return f"{words}, or --dtype f32 on the command line" if has_command else words

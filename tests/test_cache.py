@@ -571,10 +571,14 @@ def test_wrong_calls_of_the_cache(emulator, rng):
     cache = make()
     k = normal(rng, 3, HEADS, DIM)
     wrong(lambda: cache.append(k, k[:2], [0, 1, 2]), "v is bfloat16 \\[2, 2, 64\\].*pass float32")
+    wrong(lambda: cache.append(k, k.astype(np.float64), [0, 1, 2]), "v is float64 .*: v.astype\\(numpy.float32\\)$")
     wrong(lambda: cache.append(k, k, [0.0, 1.0, 2.0]), "slots .*pass int64")
     wrong(lambda: cache.copy_pages([0, 1], [2, 2]), "a page can be a target once")
     wrong(lambda: cache.copy_pages([0], [4]), "targets is \\[4\\]; the cache has pages 0 to 3")
-    wrong(lambda: cache.copy_pages([0, 1], [1, 2]), "copy in two calls")
+    wrong(
+        lambda: cache.copy_pages([0, 1], [1, 2]),
+        "sources is \\[0, 1\\], targets is \\[1, 2\\]; no page can be both: copy in two calls",
+    )
     codes, scales = ptxrt.empty((4, HEADS, 8, 32), np.uint8), ptxrt.empty((4, HEADS, 8, 4), np.uint8)
     over = ptxrt.KVCache.over
     wrong(lambda: over(codes, None, codes, scales, format="nvfp4"), "k_scales is missing; pass scales \\[4, 2, 8, 4\\]")
@@ -598,8 +602,9 @@ def test_wrong_calls_of_attention(emulator, rng):
     wrong(lambda: call(q, cache, table[0], [5]), "block_table")
     wrong(lambda: call(q, cache, np.zeros((2, 2), np.int32), [5, 5]), "block_table has 2 rows, q a batch of 1")
     wrong(lambda: call(q, "cache", table, [5]), "cache is a str")
+    wrong(lambda: call(q.astype(np.float64), cache, table, [5]), "q is float64 .*: q.astype\\(numpy.float32\\)$")
     wrong(lambda: call(q, cache, table, [5], splits=0), "splits is 0")
     wrong(lambda: call(q, cache, table, [5], sinks=np.zeros(3, np.float32)), "sinks are float32 \\[3\\]")
     plain = ptxrt.KVCache(4, 8, HEADS, DIM, format="bf16")
-    inside = plain.k[0, :, :2].reshape(1, 4, 1, DIM) if False else plain.k.reshape(4, HEADS * 8, 1, DIM)[:1, :4]
+    inside = plain.k.reshape(4, HEADS * 8, 1, DIM)[:1, :4]
     wrong(lambda: call(ptxrt.to_device(q), plain, table, [5], out=inside), "out and k of the cache overlap")

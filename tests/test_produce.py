@@ -478,6 +478,7 @@ X, QUANTIZED = normal(6, 64), ptxrt.quantize
     [
         ("convert|pass float32", lambda: ptxrt.rmsnorm(X.astype(np.int32))),
         ("at least one axis", lambda: ptxrt.gelu(np.float32(3))),
+        (r"x is float64 .*bfloat16: x.astype\(numpy.float32\)$", lambda: ptxrt.rmsnorm(X.astype(np.float64))),
         ("dequantize", lambda: ptxrt.gelu(QUANTIZED(X, "mxfp8"))),
         ("weight is .*shape \\[64\\]", lambda: ptxrt.rmsnorm(X, np.ones(63))),
         ("weight is .*int64", lambda: ptxrt.rmsnorm(X, np.ones(64, np.int64))),
@@ -505,7 +506,7 @@ X, QUANTIZED = normal(6, 64), ptxrt.quantize
         ("scale_rule is 'up'", lambda: ptxrt.gelu(X, format="mxfp8", scale_rule="up")),
         ("scale_rule is 'even'", lambda: ptxrt.gelu(X, scale_rule="even")),
         ("scale_layout is", lambda: ptxrt.gelu(X, format="mxfp8", scale_layout="tiles")),
-        ("beside format", lambda: ptxrt.gelu(X, format="mxfp8", out_dtype=np.float32)),
+        ("out_dtype float32 beside format", lambda: ptxrt.gelu(X, format="mxfp8", out_dtype=np.float32)),
         ("out_dtype", lambda: ptxrt.gelu(X, out_dtype=np.int32)),
         ("out has shape", lambda: ptxrt.gelu(X, out=np.empty((6, 63), np.float32))),
         ("out is .*the result is", lambda: ptxrt.gelu(X, out=QUANTIZED(X[:3], "mxfp8"))),

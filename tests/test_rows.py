@@ -180,7 +180,7 @@ X = normal(6, 64)
         ("ids go from 0 to 6; the table has rows 0 to 5", lambda: ptxrt.take_rows(X, [0, 6])),
         ("ids go from -1", lambda: ptxrt.take_rows(X, -1)),
         ("ids is float64", lambda: ptxrt.take_rows(X, [0.0])),
-        ("pass float32", lambda: ptxrt.take_rows(X.astype(int), [0])),
+        ("convert it to float32", lambda: ptxrt.take_rows(X.astype(int), [0])),
         ("out has shape", lambda: ptxrt.take_rows(X, [0, 1], out=np.empty((1, 64), np.float32))),
         ("overlaps table", lambda: ptxrt.take_rows(X, range(6), out=X)),
         ("strides", lambda: ptxrt.take_rows(ptxrt.to_device(X), ptxrt.to_device(np.zeros((4, 2), np.int32))[:, 0])),

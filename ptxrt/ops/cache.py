@@ -10,7 +10,7 @@ import numpy as np
 from ..array import Box, DeviceArray, as_arrays, as_output, empty, to_device, upload
 from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
-from ..formats import Format, bf16, f16, format_of
+from ..formats import Format, bf16, f16, format_of, to_convert
 from .append import APPEND, UNCLAIMED, claim_slots
 from .attention_few import MIXED_DIM
 from .operands import operand_rule, shown, whole_numbers, with_whole_rows
@@ -322,7 +322,9 @@ class KVCache:
         tokens = where["slots"].shape[0] if len(where["slots"].shape) == 1 else None
         for name, dim in (("k", self.dim), ("v", self.dim_v)):
             x = where[name]
-            if len(x.shape) != 3 or tuple(x.shape) != (tokens, self.heads, dim) or format_of(x.dtype) is None:
+            if format_of(x.dtype) is None:
+                raise ArgumentError(f"append: {name} is {x.dtype} {list(x.shape)}; {to_convert(name, False)}")
+            if len(x.shape) != 3 or tuple(x.shape) != (tokens, self.heads, dim):
                 expected = (
                     f"float32, float16 or bfloat16 [{'tokens' if tokens is None else tokens}, {self.heads}, {dim}]"
                 )

@@ -15,7 +15,7 @@ import numpy as np
 from ..array import DeviceArray, as_arrays, check_forward, empty, to_device, upload
 from ..blocks import BLOCK_FORMATS, BlockFormat
 from ..errors import ArgumentError
-from ..formats import Format, f32, format_of
+from ..formats import Format, f32, format_of, to_convert
 from ..sequences import rows_in_units, sequences_of, unit_of_each, units_of
 from ..tiles import TILE_DIMS, TILE_KEYS, TileLayout, tile_dim, tile_layout, tiles_of
 from .cast import cast
@@ -342,11 +342,10 @@ def quantize_operand(
         raise ArgumentError(f"{name}: layout is {layout!r}; pass 'bhsd' or 'bshd'")
     (x,) = as_arrays(name, x=x)
     check_forward(name, x=x)
-    if len(x.shape) != 4 or format_of(x.dtype) is None:
-        raise ArgumentError(
-            f"{name}: x is {x.dtype} {list(x.shape)}; pass float32, float16 or bfloat16 with four axes, "
-            f"{' '.join(layout).upper()}"
-        )
+    if format_of(x.dtype) is None:
+        raise ArgumentError(f"{name}: x is {x.dtype} {list(x.shape)}; {to_convert('x', False)}")
+    if len(x.shape) != 4:
+        raise ArgumentError(f"{name}: x has shape {list(x.shape)}; pass four axes, [{', '.join(layout).upper()}]")
     if role == "q" and any(option is not None for option in (dim, key_lengths, None if smooth else cu_seqlens)):
         raise ArgumentError(
             f"{name}: queries have no dim and no key_lengths, and cu_seqlens where smooth=True alone; leave them out"

@@ -119,7 +119,9 @@ def checked_ending(
     if not isinstance(format, str) or format not in ENDINGS:
         raise ArgumentError(f"{function}: {prefix}format is {format!r}; there are {', '.join(map(repr, ENDINGS))}")
     if out_dtype is not None or (out is not None and not isinstance(out, QuantizedArray)):
-        found = f"out_dtype={out_dtype!r}" if out_dtype is not None else f"out of {out.dtype}"
+        found = (
+            f"out_dtype {getattr(out_dtype, '__name__', out_dtype)}" if out_dtype is not None else f"out of {out.dtype}"
+        )
         raise ArgumentError(f"{function}: {found} beside {prefix}format={format!r}; pass one of them")
     block = block_format(function, format)
     layout = layout_of(function, block, shape, -1, scale_layout)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..array import DeviceArray, as_arrays, as_output
 from ..errors import ArgumentError
-from ..formats import Format, f32, format_of, i32
+from ..formats import Format, f32, format_of, i32, to_convert
 from .attention_call import checked_window, output_format
 from .attention_few import (
     FEW_QUERIES,
@@ -264,9 +264,10 @@ def _checked(
         _fail(f"layout is {layout!r}; pass 'bhsd' or 'bshd'")
     transposed = layout == "bshd"
     (q,) = as_arrays("attention_paged", q=q)
-    if len(q.shape) != 4 or format_of(q.dtype) is None:
-        order = "[B, S, H, D]" if transposed else "[B, H, S, D]"
-        _fail(f"q is {q.dtype} {list(q.shape)}; pass float32, float16 or bfloat16 {order}")
+    if format_of(q.dtype) is None:
+        _fail(f"q is {q.dtype} {list(q.shape)}; {to_convert('q', False)}")
+    if len(q.shape) != 4:
+        _fail(f"q has shape {list(q.shape)}; pass four axes, {'[B, S, H, D]' if transposed else '[B, H, S, D]'}")
     q = q.transpose(0, 2, 1, 3) if transposed else q
     batch, heads, queries, dim = q.shape
     if dim != cache.dim:

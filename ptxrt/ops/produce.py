@@ -10,7 +10,7 @@ import numpy as np
 
 from ..array import DeviceArray, as_arrays, as_output
 from ..errors import ArgumentError
-from ..formats import Format, f32, format_of
+from ..formats import Format, f32, format_of, to_convert
 from ..prepared import remembered
 from .attention_call import output_format
 from .gemm_kernels import ACTIVATIONS
@@ -547,9 +547,10 @@ def taken(name: str, key: str, x):
     if isinstance(x, Packed):
         raise ArgumentError(f"{name}: {key} is {x!r}; pass float32, float16 or bfloat16 (ptxrt.dequantize gives them)")
     (x,) = as_arrays(name, **{key: x})
-    if format_of(x.dtype) is None or not x.shape:
-        received = f"{key} is {x.dtype} {list(x.shape)}"
-        raise ArgumentError(f"{name}: {received}; pass float32, float16 or bfloat16 with at least one axis")
+    if format_of(x.dtype) is None:
+        raise ArgumentError(f"{name}: {key} is {x.dtype} {list(x.shape)}; {to_convert(key, False)}")
+    if not x.shape:
+        raise ArgumentError(f"{name}: {key} is one number; pass an array with at least one axis")
     return x
 
 
