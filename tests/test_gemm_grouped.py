@@ -176,8 +176,10 @@ def test_experts_end_to_end(text_machine):
         x, ptxrt.interleave_rows(gate, up), starts, rows=routing.order[:rows], activation="swiglu", out_dtype=np.float32
     )
     y = ptxrt.matmul_grouped(h, down, starts, a_format="bf16", out_dtype=np.float32)
+    without_padding = ptxrt.combine(y, routing, weights)
     y = np.concatenate([y, np.full((routing.order.size - rows, width), np.nan, np.float32)])  # must not be read
     got = ptxrt.combine(y, routing, weights)
+    np.testing.assert_array_equal(got, without_padding)
     want = np.zeros((tokens, width))
     for t, j in np.ndindex(tokens, chosen):
         if ids[t, j] >= 0:
@@ -185,6 +187,16 @@ def test_experts_end_to_end(text_machine):
             act = (g / (1 + np.exp(-g)) * u).astype(BF16).astype(np.float64)
             want[t] += weights[t, j] * (down[ids[t, j]].astype(np.float64) @ act)
     assert ptxrt.compare(got, want).relative_l2 <= 1e-3
+
+
+@pytest.mark.parametrize("rows", [0, 8])
+def test_padding_alone_adds_up_to_zeros(emulator, rows):
+    routing, weights = ptxrt.route(np.full((4, 2), -1), 3), np.ones((4, 2), np.float32)
+    assert not routing.starts.any()
+    y = ptxrt.matmul_grouped(A[:4], W, routing.starts, rows=routing.order[:0])
+    assert y.shape == (0, 8)
+    got = ptxrt.combine(np.full((rows, 8), np.nan, BF16), routing, weights)
+    assert got.dtype == BF16 and got.shape == (4, 8) and not got.any()
 
 
 def test_interleaved_rows_of_quantized_weights():
@@ -206,7 +218,9 @@ IDS = np.zeros((4, 2), np.int32)
     [
         ("never fall and end at 6", lambda: ptxrt.matmul_grouped(A, W, [0, 4, 2, 6])),
         ("begin at 0", lambda: ptxrt.matmul_grouped(A, W, [1, 2, 3, 6])),
-        ("end at 6", lambda: ptxrt.matmul_grouped(A, W, [0, 2, 3, 5])),
+        (r"end at 6; leave out what lies behind: a\[:5\]", lambda: ptxrt.matmul_grouped(A, W, [0, 2, 3, 5])),
+        (r"behind: rows\[:1\]", lambda: ptxrt.matmul_grouped(A, W, [0, 1, 1, 1], rows=[0, 5])),
+        ("end at 6$", lambda: ptxrt.matmul_grouped(A, W, [0, 2, 3, 7])),
         (r"pass int32 \[4\]", lambda: ptxrt.matmul_grouped(A, W, [0, 6])),
         ("rows go from", lambda: ptxrt.matmul_grouped(A, W, [0, 1, 1, 2], rows=[0, 6])),
         ("pass a \\[T, K\\]", lambda: ptxrt.matmul_grouped(A, W[0], [0, 6])),
@@ -215,7 +229,13 @@ IDS = np.zeros((4, 2), np.int32)
         ("experts is 0", lambda: ptxrt.route(IDS, 0)),
         ("pass whole numbers", lambda: ptxrt.route(IDS.astype(np.float32), 3)),
         ("pass what route gives", lambda: ptxrt.combine(A, None, IDS.astype(np.float32))),
-        ("one row for each", lambda: ptxrt.combine(A, ptxrt.route(IDS, 3), np.zeros((4, 2), np.float32))),
+        ("one row for each$", lambda: ptxrt.combine(A, ptxrt.route(IDS, 3), np.zeros((4, 2), np.float32))),
+        (
+            "has 6 rows, the routing 8; pass one row for each, or 7 without padding",
+            lambda: ptxrt.combine(
+                A, ptxrt.route(np.array([[0, 1], [1, 1], [2, -1], [0, 0]]), 3), np.ones((4, 2), np.float32)
+            ),
+        ),
         (
             "weights are",
             lambda: ptxrt.combine(np.zeros((8, 4), BF16), ptxrt.route(IDS, 3), np.zeros((4, 3), np.float32)),

@@ -379,8 +379,10 @@ def grouped_call(products, a, b, starts, order, *, alpha, bias, out_format, out_
                 f"matmul_grouped: rows go from {order.min()} to {order.max()}; a has rows 0 to {tokens - 1}"
             )
     if isinstance(starts, np.ndarray) and (starts[0] != 0 or starts[-1] != rows or (np.diff(starts) < 0).any()):
+        rising, name = starts[0] == 0 and not (np.diff(starts) < 0).any(), "a" if order is None else "rows"
+        near = f"; leave out what lies behind: {name}[:{starts[-1]}]" if rising and starts[-1] < rows else ""
         raise ArgumentError(
-            f"matmul_grouped: group_starts are {starts.tolist()}; they begin at 0, never fall and end at {rows}"
+            f"matmul_grouped: group_starts are {starts.tolist()}; they begin at 0, never fall and end at {rows}{near}"
         )
     alphas = None
     if not _is_finite(alpha):

@@ -98,8 +98,8 @@ class Routing(NamedTuple):
 def route(expert_ids: "WholeNumbers", experts: SupportsIndex, *, stream: "StreamLike" = None) -> Routing:
     """Sort tokens by the experts that they chose.
 
-    `matmul_grouped(x, w, starts, rows=order)` multiplies the sorted rows, `combine` adds the products. Kernel:
-    `sort_tokens`.
+    `matmul_grouped(x, w, starts, rows=order)` multiplies the sorted rows, `combine` adds the products. On the host rows
+    of padding are left out: `rows=order[: starts[-1]]`. Kernel: `sort_tokens`.
 
     Args:
         expert_ids: Whole numbers [T, k]; negative ones are padding. In NumPy arrays ids must be below `experts`. A
@@ -151,7 +151,8 @@ def combine(y: "Array", routing: Routing, weights: "Array", *, stream: "StreamLi
     are not read. Kernel: `add_experts`.
 
     Args:
-        y: float32, float16 or bfloat16 rows [R, N] in the order of `routing`.
+        y: float32, float16 or bfloat16 rows [R, N] in the order of `routing`. If `routing` is on the host, the rows of
+            padding may be left out.
         routing: The result of `route`.
         weights: float32 [T, k].
         stream: A stream of the device; None is the library's own.
@@ -168,10 +169,13 @@ def combine(y: "Array", routing: Routing, weights: "Array", *, stream: "StreamLi
         raise ArgumentError(
             f"combine: weights are {weights.dtype} {list(weights.shape)}; pass float32 {list(places.shape)}"
         )
-    if y.shape[0] != routing.order.shape[0]:
-        raise ArgumentError(
-            f"combine: y has {y.shape[0]} rows, the routing {routing.order.shape[0]}; pass one row for each"
-        )
+    rows = routing.order.shape[0]
+    least = int(routing.starts[-1]) if isinstance(routing.starts, np.ndarray) else rows
+    if not least <= y.shape[0] <= rows:
+        without = f", or {least} without padding" if least < rows else ""
+        raise ArgumentError(f"combine: y has {y.shape[0]} rows, the routing {rows}; pass one row for each{without}")
     place = Place([y, weights, places], stream)
+    if not y.shape[0]:  # all ids are padding: the kernel reads no row, but takes no empty array
+        y = np.zeros((1, y.shape[1]), y.dtype)
     y, weights, places = (place.put(x) for x in (y, weights, places))
     return place.back(add_experts(y, places, weights, stream=stream))
