@@ -4,9 +4,11 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 SAMPLE := --q data/minilm_q.npy --k data/minilm_k.npy --v data/minilm_v.npy
 
-.PHONY: build test models chat fuzz format lint demo check sanitizer-cases coverage sass speed docs figures site accuracy model-figures wheel release clean
+.PHONY: build test models chat fuzz format lint demo check sanitizer-cases coverage sass speed docs figures site \
+	accuracy model-figures wheel release clean
 
-# With KERNEL=NAME or KERNEL='NAME[axis=value]', and no other goal, that is built, checked on the emulator and shown.
+# KERNEL=NAME or KERNEL='NAME[axis=value]', without another goal, builds one kernel, checks it on the emulator and
+# shows it.
 build: .venv/ready
 ifeq ($(KERNEL)$(filter-out build,$(MAKECMDGOALS)),$(KERNEL))
 	$(PY) build.py $(if $(KERNEL),--only '$(KERNEL)')
@@ -15,8 +17,9 @@ else
 	$(PY) build.py
 endif
 
-# A process to a core, eight at most; each takes tests from the end of another's list when its own is done. Code is assembled for
-# sm_120a alone, which the record of machine code is read of; with ALL=1, before a release, and where there is a GPU, for all targets.
+# Up to eight processes, one for each core; idle processes take tests from others. The quick build assembles, for
+# sm_120a, only what the record of machine code does not contain. With ALL=1, before a release, or on a machine with a
+# GPU, the build assembles everything for all targets.
 GPU := $(wildcard /dev/nvidia[0-9]* /dev/dxg)
 test: .venv/ready
 	$(PY) build.py $(if $(ALL)$(GPU),,--quick)
@@ -33,8 +36,8 @@ models: .venv/models
 
 # A language model answers, on the machine at hand; on the emulator with the few texts that it needs.
 QUESTION ?= What is the capital of France?
-CHAT := append_qkv argmax_rows 'attention_bf16[dim=64,dim_v=64]' 'attention_few[dim=64,dim_v=64]' attention_merge cast claim_slots \
-	copy_bytes expand_pages fill_f32 'gemm_bf16[tile=128]' gemm_few_bf16 norm_rows take_rows
+CHAT := append_qkv argmax_rows 'attention_bf16[dim=64,dim_v=64]' 'attention_few[dim=64,dim_v=64]' attention_merge cast \
+	claim_slots copy_bytes expand_pages fill_f32 'gemm_bf16[tile=128]' gemm_few_bf16 norm_rows take_rows
 
 chat: .venv/models
 	$(PY) build.py $(if $(GPU),,--ptx-only $(foreach KERNEL,$(CHAT),--only $(KERNEL)))
@@ -44,10 +47,11 @@ chat: .venv/models
 model-figures: build .venv/models
 	$(PY) docs/models.py $(if $(MACHINE),--machine $(MACHINE))
 
-# Random calls against float64, and wrong ones, for some minutes: KINDS='attention merge' for these alone, SEED=7 for that seed,
-# MACHINE=portable or native on a card.
+# Random calls, valid ones against float64 and invalid ones, for some minutes. KINDS='attention merge' selects kinds,
+# SEED=7 a seed, MACHINE=portable or native a card.
 fuzz: build
-	$(PY) -m tests.fuzz $(KINDS) --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(if $(MACHINE),--machine $(MACHINE))
+	$(PY) -m tests.fuzz $(KINDS) --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) \
+		$(if $(MACHINE),--machine $(MACHINE))
 
 # Python by ruff, kernels by clang-format, as pyproject.toml and .clang-format say; `make lint` only looks.
 SOURCES = $(shell find kernels_cu -name '*.cu' -o -name '*.cuh')
@@ -66,27 +70,28 @@ lint: .venv/ready
 demo: .venv/ready
 	$(PY) build.py --ptx-only --only 'attention_mxfp4_bf16_in_kernel[dim=64]'
 	mkdir -p build
-	$(PY) cli.py --machine emulator run attention $(SAMPLE) --qk mxfp4 --pv bf16 --quantize in_kernel --out-dtype float32 -o build/demo.npy --compare --format-limit 0.2
+	$(PY) cli.py --machine emulator run attention $(SAMPLE) --qk mxfp4 --pv bf16 --quantize in_kernel --out-dtype float32 \
+		-o build/demo.npy --compare --format-limit 0.2
 
 check: build
 	$(PY) cli.py check
 
-# The cases that tests/on_gpu.sh runs under compute-sanitizer, chosen anew: ten minutes of one core.
+# Chooses the cases that tests/on_gpu.sh runs under compute-sanitizer: ten minutes of one core.
 sanitizer-cases: build
 	$(PY) tests/sanitizer_cases.py
 
-# Which places of the kernels no test reaches, 20 minutes of two cores; with KERNEL='append_*' those of some kernels.
+# The places of the kernels that no test reaches: 20 minutes of two cores. KERNEL='append_*' selects kernels.
 coverage: build
 	$(PY) tests/ptx_coverage.py $(if $(KERNEL),--only '$(KERNEL)')
 
-# The figures of every kernel's machine code; with KERNEL='attention_mxfp4_bf16_in_kernel[dim=128]' its listing first, with RECORD=1
-# the figures become the record that the tests hold the kernels to.
+# The figures of every kernel's machine code. KERNEL='attention_mxfp4_bf16_in_kernel[dim=128]' prints that kernel's
+# listing first. RECORD=1 writes the figures to the record that the tests compare with.
 sass: build
 	$(if $(KERNEL),$(PY) cli.py show '$(KERNEL)' --sass)
 	$(PY) tests/sass.py $(if $(KERNEL),--only '$(KERNEL)') $(if $(RECORD),--record)
 
-# The static model of every kernel against its record, some minutes; with RECORD=1 record and docs/speed.md are written anew, with
-# ONLY=attention_nvfp4 units with that in their names alone.
+# The static model of every kernel against its record, some minutes. RECORD=1 writes the record and docs/speed.md.
+# ONLY=attention_nvfp4 selects the units with that in their names.
 speed: build
 	$(PY) tests/speed.py $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
 	$(if $(RECORD),$(PY) docs/speed.py)
@@ -122,11 +127,14 @@ clean:
 	$(PYTHON) build.py --clean
 	rm -rf build dist
 
-# Debian's python3 comes without ensurepip; a machine with pip can do without it.
+# Debian's python3 has no ensurepip; virtualenv, which pip installs, needs none.
 .venv/base: pyproject.toml requirements/build.txt requirements/toolkit.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed; run make PYTHON=python3.x"; exit 1; }
-	@test -x $(PY) && $(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv 2>/dev/null || $(PYTHON) -m virtualenv --quiet .venv 2>/dev/null \
-	|| { $(PYTHON) -m pip install --quiet --target .venv/bootstrap virtualenv && PYTHONPATH=.venv/bootstrap $(PYTHON) -m virtualenv --quiet .venv; } \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	|| { echo "Python 3.10 or newer is needed; run make PYTHON=python3.x"; exit 1; }
+	@test -x $(PY) && $(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv 2>/dev/null \
+	|| $(PYTHON) -m virtualenv --quiet .venv 2>/dev/null \
+	|| { $(PYTHON) -m pip install --quiet --target .venv/bootstrap virtualenv \
+		&& PYTHONPATH=.venv/bootstrap $(PYTHON) -m virtualenv --quiet .venv; } \
 	|| { echo "python3 cannot make a virtual environment: install python3-venv (apt-get install python3-venv)"; exit 1; }
 	$(PIP) --require-hashes -r requirements/build.txt
 	toolkit="$$($(PY) build.py --requires)" && { test -z "$$toolkit" || $(PIP) $$toolkit; }
