@@ -1,8 +1,11 @@
 """docs/models.md with its pictures: what formats cost the examples' models, in terms that a user knows.
 
-    python docs/models.py [--machine emulator, portable or native] [--only NAME ...] [--missing] [--tokens N] [--page]
+    python docs/models.py [--machine emulator, portable or native] [--only NAME ...] [--missing] [--beside] [--tokens N]
+        [--page]
 
 Measurements are kept in docs/models.json, from which the page is written. `--only` repeats some of them, `--page` none.
+A section has the numbers of one machine; `--beside` adds rows of another one, which have no times. `notes` in the file,
+by section, are sentences of the page, which a measurement of the whole section removes.
 """
 
 import argparse
@@ -31,10 +34,20 @@ from ptxrt.bench import plots  # noqa: E402
 from ptxrt.ops.operands import operand_rule  # noqa: E402
 from tests import model_reference as reference  # noqa: E402
 
-BOTH = {"bf16": "bf16", "mxfp8": "mxfp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4", "bf16 x nvfp4": ("bf16", "nvfp4")}
+# Formats of activations and weights.
+BOTH = {
+    "bf16": "bf16",
+    "mxfp8": "mxfp8",
+    "bf16 x mxfp8": ("bf16", "mxfp8"),
+    "nvfp4": "nvfp4",
+    "bf16 x nvfp4": ("bf16", "nvfp4"),
+    "mxfp4": "mxfp4",
+    "bf16 x mxfp4": ("bf16", "mxfp4"),
+    "mxfp8 x mxfp4": ("mxfp8", "mxfp4"),
+}
 # The measurements of the language model: formats of activations and weights, format of the cache, scale rule.
 LANGUAGE = [
-    *((name, "bf16", None) for name in ("bf16", "mxfp8", "nvfp4", "bf16 x nvfp4", "mxfp4")),
+    *((name, "bf16", None) for name in BOTH),
     ("mxfp4", "bf16", "rceil"),
     ("nvfp4", "bf16", "four_over_six"),
     ("bf16 x nvfp4", "bf16", "four_over_six"),
@@ -280,7 +293,11 @@ def page(kept: dict[str, Any]) -> str:
 def measured_where(kept: dict[str, Any], kind: str) -> dict[str, str]:
     """Return the machine of a section's numbers, and what the numbers are."""
     machine = kept["machines"][kind]
-    return dict(machine=machine, what=EMULATOR if machine.startswith("emulator") else CARD)
+    what = EMULATOR if machine.startswith("emulator") else CARD
+    others = sorted({x["machine"] for x in kept[kind].values() if "machine" in x})
+    notes = [f"Rows without times were measured on {' and on '.join(others)}."] * bool(others)
+    notes += [note for section, note in kept.get("notes", {}).items() if section == kind]
+    return dict(machine=machine, what="\n".join([what, *notes]))
 
 
 def language_section(kept: dict[str, Any]) -> list[str]:
@@ -302,8 +319,9 @@ def language_section(kept: dict[str, Any]) -> list[str]:
             f"{x['top']:.3f}",
             f"{x['bytes'] / 2**20:.0f} MB",
         )
-        times = f"{x['cache_bytes']}", f"{x['launches']}", spelled(x["step"]), f"{1 / x['step']:.4g}"
-        rows.append([formats, rule or "", cache, *figures, *times, spelled(x["seconds"])])
+        times = f"{x['launches']}", spelled(x["step"]), f"{1 / x['step']:.4g}", spelled(x["seconds"])
+        times = [""] * len(times) if "machine" in x else times
+        rows.append([formats, rule or "", cache, *figures, f"{x['cache_bytes']}", *times])
     exact = next(iter(there.values()))["exact"]
     head = ["products", "rule", "cache", "perplexity", "same operands", "spread", "KL", "top", "bytes", "cache bytes"]
     head += ["launches", "step", "tokens/s", "text"]
@@ -327,6 +345,7 @@ def encoder_section(kept: dict[str, Any]) -> list[str]:
             continue
         shares = f"{x['found']:.3f}", f"{x['kept']:.3f}", f"{x['bytes'] / 2**20:.1f} MB"
         times = f"{x['launches']}", spelled(x["single"]), spelled(x["seconds"])
+        times = [""] * len(times) if "machine" in x else times
         rows.append([formats, rule or "", attention, f"{x['cosine']:.5f}, {x['mean_cosine']:.5f}", *shares, *times])
     head = ["products", "rule", "attention", "cosine", "found", "kept", "bytes", "launches", "question", "all texts"]
     return [
@@ -376,6 +395,7 @@ def main() -> None:
         "--only", nargs="*", help="'encoder', 'language' or 'spread', or one such as 'encoder: nvfp4 / bf16'"
     )
     parser.add_argument("--missing", action="store_true", help="leave out what was measured before")
+    parser.add_argument("--beside", action="store_true", help="keep the measurements of other machines")
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--page", action="store_true", help="write the page from what was measured before")
     parser.add_argument("--folder", type=Path, default=ROOT / "docs")
@@ -391,13 +411,16 @@ def main() -> None:
             for kind, name, job in jobs(given.tokens):
                 where = "NumPy" if kind == "spread" else there
                 asked = not given.only or kind in given.only or f"{kind}: {name}" in given.only
-                known = kept["machines"].get(kind) == where and name in kept[kind]
+                beside = given.beside and kept["machines"].get(kind, where) != where
+                known = (beside or kept["machines"].get(kind) == where) and name in kept[kind]
                 if not asked or (given.missing and known):
                     continue
-                if kept["machines"].get(kind) != where:
+                if kept["machines"].get(kind) != where and not beside:
                     kept[kind], kept["machines"][kind] = {}, where
+                if not given.only and not given.missing:
+                    kept.get("notes", {}).pop(kind, None)
                 start = time.perf_counter()
-                kept[kind][name] = job()
+                kept[kind][name] = job() | (dict(machine=where) if beside else {})
                 path.write_text(json.dumps(kept, indent=1) + "\n")
                 said = f"{kind}: {name}, {time.perf_counter() - start:.0f} s, {kept[kind][name]}"
                 print(said, file=sys.stderr, flush=True)

@@ -330,6 +330,18 @@ def test_the_page_of_figures_is_measured_and_written(emulator, monkeypatch, tmp_
     (tmp_path / "models.md").unlink()
     run("--page", "--tokens", "8")
     assert (tmp_path / "models.md").read_text() == text
+    # Rows of another machine beside those of a card: they have no times.
+    kept = json.loads((tmp_path / "models.json").read_text())
+    kept["machines"]["language"], kept["notes"] = "a card", {"language": "Times are of earlier kernels."}
+    (tmp_path / "models.json").write_text(json.dumps(kept))
+    run("--tokens", "8", "--only", "language: bf16 / bf16", "--beside")
+    kept = json.loads((tmp_path / "models.json").read_text())
+    assert kept["language"]["nvfp4 / mxfp8"] == row and kept["language"]["bf16 / bf16"]["machine"].startswith(
+        "emulator"
+    )
+    section = (tmp_path / "models.md").read_text().partition("## Sentence encoder")[0]
+    assert "Measured on a card." in section and "Rows without times were measured on emulator" in section
+    assert "Times are of earlier kernels." in section and section.count("|  |  |  |  |") == 1
 
 
 # ---------------------------------------------------------------------------------------------------------------------
