@@ -1,6 +1,7 @@
 """`KVCache` and `attention_paged`: what they write and read, and results whose bits depend on the sequence alone."""
 
 import itertools
+import threading
 
 import ml_dtypes
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 
 import ptxrt
 from ptxrt.blocks import BLOCK_FORMATS
+from ptxrt.ops import cache as cache_module
 from ptxrt.ops.attention import exact_attention
+from ptxrt.ops.attention_few import FEW_QUERIES
 from ptxrt.ops.operands import operand_rule
 
 BF16 = ml_dtypes.bfloat16
@@ -127,6 +130,51 @@ def test_rows_that_begin_anywhere(text_machine, rng, format, dtype):
     for name, x in caches[0].arrays.items():
         if x is not None:
             np.testing.assert_array_equal(x.to_numpy(), caches[1].arrays[name].to_numpy())
+
+
+def test_two_threads_append_to_different_pages(machine, rng):
+    """Each thread has a stream of its own; the pages hold what a single thread writes."""
+    lengths, table = [60, 45], np.array([[0, 1, 2, 3], [4, 5, 6, -1]], np.int32)
+    k, v = sequences(rng, lengths)
+    cache, alone = (ptxrt.KVCache(7, 16, HEADS, DIM) for _ in range(2))
+    failures = []
+
+    def write(sequence):
+        try:
+            with ptxrt.using(machine.name), ptxrt.Stream():
+                for first in range(0, lengths[sequence], 7):
+                    places = np.arange(first, min(first + 7, lengths[sequence]), dtype=np.int32)
+                    slots = ptxrt.slots_of(table, np.full_like(places, sequence), places, 16)
+                    cache.append(k[sequence][places], v[sequence][places], slots)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=[sequence]) for sequence in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    for sequence, length in enumerate(lengths):
+        places = np.arange(length, dtype=np.int32)
+        slots = ptxrt.slots_of(table, np.full_like(places, sequence), places, 16)
+        alone.append(k[sequence], v[sequence], slots)
+    assert_same_bits(cache.read(table, lengths), alone.read(table, lengths))
+
+
+@pytest.mark.parametrize("fails_at", range(5))
+def test_a_cache_without_room_leaves_nothing_behind(emulator, monkeypatch, fails_at):
+    allocations, empty = [], cache_module.empty
+
+    def limited(*arguments, **options):
+        allocations.append(arguments)
+        return empty((2**58,), np.float32) if len(allocations) > fails_at else empty(*arguments, **options)
+
+    monkeypatch.setattr(cache_module, "empty", limited)
+    before = ptxrt.memory_info().used
+    with pytest.raises(ptxrt.OutOfMemory):
+        ptxrt.KVCache(4, 16, HEADS, DIM, format="nvfp4")
+    assert len(allocations) == fails_at + 1 and ptxrt.memory_info().used == before
 
 
 def test_copied_pages_are_forks(machine, rng):
@@ -414,6 +462,28 @@ def test_as_many_segments_as_a_merge_takes(machine, rng):
         np.testing.assert_array_equal(got, want)
     with pytest.raises(ptxrt.ArgumentError, match="merge: 4097 segments came; a call takes 4096"):
         ptxrt.merge(np.zeros((4097, 1, 4), np.float32), np.zeros((4097, 1), np.float32))
+
+
+def test_the_border_between_the_families(machine, rng):
+    """Up to 16 queries at the end of a sequence have the bits of one at a time; 17 are computed by other kernels."""
+    length = 100
+    k, v = sequences(rng, [length])
+    cache, table = filled(rng, k, v, [length])
+    q = normal(rng, 1, 2 * HEADS, FEW_QUERIES + 1, DIM)
+    few, one_more = (
+        ptxrt.attention_paged(q[:, :, -queries:], cache, table, [length]) for queries in (FEW_QUERIES, FEW_QUERIES + 1)
+    )
+    for i in range(FEW_QUERIES):
+        last = length - FEW_QUERIES + 1 + i
+        alone = ptxrt.attention_paged(q[:, :, i + 1 : i + 2], cache, table, [last])
+        assert_same_bits([few[:, :, i : i + 1]], [alone])
+    assert ptxrt.compare(one_more[:, :, 1:], few).relative_l2 < 4e-3
+    with ptxrt.trace() as launched:
+        ptxrt.attention_paged(q[:, :, 1:], cache, table, [length])
+    assert {launch.kernel for launch in launched.launches} == {"attention_few"}
+    with ptxrt.trace() as launched:
+        ptxrt.attention_paged(q, cache, table, [length])
+    assert "attention_bf16" in {launch.kernel for launch in launched.launches}
 
 
 @pytest.mark.parametrize("format", FORMATS)
