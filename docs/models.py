@@ -217,7 +217,9 @@ This page shows how number formats change the output, size and speed of a langua
     python examples/chat.py "What is the capital of France?" --weights nvfp4 --activations bf16
     python examples/encode.py "How do plants make sugar?" --file data/passages.txt
 
-`make model-figures` measures the figures and writes this page; each section names its machine.
+`make model-figures` measures the figures and writes this page; each section names its machine. `PTXRT_MODELS` names a
+folder with the files of weights, in place of the packages that `make models` installs. Weights are quantized once and
+kept in the folder `PTXRT_CACHE`, or in the user's cache folder.
 
 The column *products* names the format of the operands of products. One name stands for both operands; of two names
 (`bf16 x nvfp4`) the first is that of activations. The embedding and the logits stay in bf16. Activations in nvfp4 have

@@ -1,5 +1,6 @@
 """The pages of docs/ and README.md: their code blocks run; links and the navigation of the site are valid."""
 
+import fnmatch
 import re
 import shutil
 from pathlib import Path
@@ -93,6 +94,21 @@ def test_the_site_asks_no_other_machine_for_anything():
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert re.search(r"^  font: false$", text, re.M) and re.search(r"^use_directory_urls: false$", text, re.M)
     assert not re.search(r"^\s*(analytics|extra_javascript|extra_css|- privacy)\b", text, re.M)
+
+
+def test_generated_files_are_marked():
+    """Reviews and statistics of the repository leave out what scripts write."""
+    attributes = ROOT / ".gitattributes"
+    if not attributes.exists():
+        pytest.skip("this is no checkout")
+    lines = [line.split() for line in attributes.read_text(encoding="utf-8").splitlines()]
+    patterns = [words[0] for words in lines if "linguist-generated" in words]
+    single = ("kernels", "fragments", "accuracy", "models", "speed")
+    pages = [DOCS / f"{name}.md" for name in single] + [*DOCS.glob("fragments/*"), *DOCS.glob("lessons/*.md")]
+    records = [DOCS / "models.json", *(ROOT / "tests").glob("*_figures.json"), *(ROOT / "tests").glob("data/*.ptx")]
+    for path in (*pages, *records):
+        name = path.relative_to(ROOT).as_posix()
+        assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns), name
 
 
 def test_readme_is_short():
