@@ -464,6 +464,42 @@ def test_as_many_segments_as_a_merge_takes(machine, rng):
         ptxrt.merge(np.zeros((4097, 1, 4), np.float32), np.zeros((4097, 1), np.float32))
 
 
+def test_pages_of_sequences_that_grow_fork_and_end(emulator, rng):
+    """examples/pages.py: a fork shares pages until one of the sequences writes to them."""
+    from pages import Pages
+
+    pages = Pages(ptxrt.KVCache(10, 8, HEADS, DIM, format="bf16"))
+    written = {}
+
+    def append(name, count):
+        k, v = normal(rng, count, HEADS, DIM), normal(rng, count, HEADS, DIM)
+        pages.append(name, k, v)
+        before = written.get(name, (k[:0], v[:0]))
+        written[name] = tuple(np.concatenate(x) for x in zip(before, (k, v)))
+
+    def check(*names):
+        table, lengths = pages.table(names)
+        for i, found in enumerate(zip(*pages.cache.read(table, lengths))):
+            for got, want in zip(found, written[names[i]]):
+                np.testing.assert_array_equal(got[:, : lengths[i]], want.astype(np.float32).swapaxes(0, 1))
+
+    append("prompt", 20)
+    for name in ("a", "b"):
+        pages.fork("prompt", name)
+        written[name] = written["prompt"]
+    assert len(pages.free) == 10 - 3
+    append("a", 1)
+    append("b", 13)
+    append("prompt", 2)
+    check("prompt", "a", "b")
+    assert len(pages.free) == 10 - 3 - 1 - 3
+    pages.end("prompt")
+    check("b", "a")
+    pages.end("a")
+    pages.end("b")
+    assert sorted(pages.free) == list(range(10)) and not any(pages.uses)
+
+
 def test_the_border_between_the_families(machine, rng):
     """Up to 16 queries at the end of a sequence have the bits of one at a time; 17 are computed by other kernels."""
     length = 100
