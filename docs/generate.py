@@ -1,5 +1,5 @@
-"""Write docs/kernels.md from the declarations and the records of the build and of machine code, docs/fragments.md and its pages from the
-probes, and docs/lessons/ from runs of small kernels; run by `make docs`."""
+"""Write docs/kernels.md from the declarations and the records of the build and of machine code, docs/fragments.md and
+its pages from the probes, and docs/lessons/ from runs of small kernels; run by `make docs`."""
 
 import json
 import sys

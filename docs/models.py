@@ -230,7 +230,8 @@ for mxfp8, `even` for mxfp4, `amax` for nvfp4.
 # What the numbers are, by the kind of machine.
 EMULATOR = "The emulator runs the PTX for sm_120a. Times are its CPU times; they say nothing about the speed of a card."
 CARD = """Times are wall times and include the host's.
-Cards other than sm_120 multiply block formats as expanded 16-bit values, so their times say nothing about an RTX card."""
+Cards other than sm_120 multiply block formats as expanded 16-bit values, so their times say nothing about an RTX
+card."""
 
 LANGUAGE_HEAD = """
 ## Language model

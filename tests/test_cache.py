@@ -72,8 +72,8 @@ def test_append_writes_the_bytes_of_quantize_and_no_others(machine, rng, format,
     cache = ptxrt.KVCache(
         5, 7, HEADS, 64, 32, format=format, k_global=[0.5, 2.0], k_mean=normal(rng, HEADS, 64, dtype=np.float32)
     )
-    marks = {name: np.full(x.shape, 77, np.uint8).view(x.dtype) if x.dtype == np.uint8 else np.full(x.shape, 7, x.dtype)
-             for name, x in cache.arrays.items() if x is not None}  # fmt: skip
+    arrays = {name: x for name, x in cache.arrays.items() if x is not None}
+    marks = {name: np.full(x.shape, 77 if x.dtype == np.uint8 else 7, x.dtype) for name, x in arrays.items()}
     marked = {name: ptxrt.to_device(x) for name, x in marks.items()}
     for name, x in marked.items():
         setattr(cache, name, x)
@@ -238,8 +238,8 @@ def test_attention_on_a_cache(machine, rng, format, dtype):
                 )
                 continue
             exact = dict(causal=True) | options
-            want, want_lse = exact_attention(q[b : b + 1].astype(BF16 if cache.multiplied(q.dtype).name == "bf16" else np.float16),
-                                             *(x[b : b + 1, :, :length] for x in held), **exact)  # fmt: skip
+            multiplied = q[b : b + 1].astype(cache.multiplied(q.dtype).dtype)
+            want, want_lse = exact_attention(multiplied, *(x[b : b + 1, :, :length] for x in held), **exact)
             assert ptxrt.compare(out[b], want[0]).relative_l2 <= 2.5e-3
             finite = want_lse[0] > -np.inf
             assert (np.abs(lse[b] - want_lse[0])[finite] <= 1e-5 * np.maximum(1, np.abs(want_lse[0][finite]))).all()
@@ -361,14 +361,17 @@ def test_few_and_many_queries_on_packed_operands(machine, rng, qk, pv):
     cu_q, cu_k = (np.cumsum([0, *sizes]).astype(np.int32) for sizes in (counts, lengths))
     q, k, v = (normal(rng, 1, heads, n, DIM) for heads, n in ((4, cu_q[-1]), (HEADS, cu_k[-1]), (HEADS, cu_k[-1])))
     options = dict(qk=qk, pv=pv, smooth_k=False, return_lse=True, causal=True)
-    k, v = (ptxrt.quantize_operand(x, f, role=r, smooth=False if r == "k" else None, cu_seqlens=cu_k, **({"global_scale": 0.5} if f == "nvfp4" else {}))
-            for x, f, r in ((k, qk, "k"), (v, pv, "v")))  # fmt: skip
-    q = ptxrt.quantize_operand(q, qk, role="q", **({"global_scale": 0.5} if qk == "nvfp4" else {}))
+
+    def operand(x, format, role, **packing):
+        level = {"global_scale": 0.5} if format == "nvfp4" else {}
+        return ptxrt.quantize_operand(x, format, role=role, smooth=False if role == "k" else None, **level, **packing)
+
+    q, k, v = operand(q, qk, "q"), operand(k, qk, "k", cu_seqlens=cu_k), operand(v, pv, "v", cu_seqlens=cu_k)
     out, lse = ptxrt.attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options)
     for i in range(3):
         rows, keys = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
-        parts = [ptxrt.quantize_operand(np.asarray(x)[:, :, s].astype(np.float32), f, role=r, **({"smooth": False} if r == "k" else {}),
-                                        **({"global_scale": 0.5} if f == "nvfp4" else {})) for x, s, f, r in ((q, rows, qk, "q"), (k, keys, qk, "k"), (v, keys, pv, "v"))]  # fmt: skip
+        sides = ((q, rows, qk, "q"), (k, keys, qk, "k"), (v, keys, pv, "v"))
+        parts = [operand(np.asarray(x)[:, :, s].astype(np.float32), format, role) for x, s, format, role in sides]
         assert_same_bits([out[:, :, rows], lse[:, :, rows]], ptxrt.attention(*parts, **options))
 
 
