@@ -152,9 +152,8 @@ def pipeline() -> Figure:
     taken = {i: 2.0 + 3.0 * i for i in range(tiles)}  # start of each tile in the first warp
     free = 0.0
     for i in range(tiles):
-        start = max(
-            free, taken[i - ahead] if i >= ahead else 0.0
-        )  # take() of a tile starts the copy of the one `ahead` of it
+        # take() of a tile starts the copy of the one `ahead` of it.
+        start = max(free, taken[i - ahead] if i >= ahead else 0.0)
         box(start, lanes["copies"], 1.0, f"K{i} V{i}", WARM)
         axes.text(start + 0.46, lanes["copies"] + 0.95, f"stage {i % stages}", ha="center", fontsize=7)
         free = start + 1.0

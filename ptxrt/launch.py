@@ -420,9 +420,9 @@ _ROUND = 64
 def takes_halves(blocks: int, halves: int, whole: Facts, half: Facts, multiprocessors: int) -> bool:
     """Return whether `halves` half blocks are faster than `blocks` whole ones.
 
-    They are if as many of them suffice, because fewer of their rows are empty; if there would be at most one whole
-    block to a multiprocessor; or if the multiprocessor with most blocks has less to do. They are not if they cover as
-    much as whole blocks. The choice changes no result.
+    Half blocks are faster in three cases. As many half blocks as whole ones cover the problem, with fewer empty rows.
+    Or each multiprocessor would have at most one whole block. Or the busiest multiprocessor has less work with half
+    blocks. A half block that covers as many elements as a whole one is never faster. The choice changes no result.
     """
 
     def longest(count: int, facts: Facts) -> int:

@@ -618,9 +618,8 @@ def remembered(function: Callable[P, R], numbers: Collection[str] = ()) -> Calla
         if key is None:
             return function(*arguments, **named)
         backend = leaves[0].backend
-        calls = (
-            backend.remembered.calls
-        )  # key -> (_FIRST after one call, then a Recording or None; the objects that the key holds by identity)
+        # Key -> (_FIRST after one call, then a Recording or None; the objects that the key holds by identity).
+        calls = backend.remembered.calls
         found = calls.get(key)
         if found is None:
             result = function(*arguments, **named)

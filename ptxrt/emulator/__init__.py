@@ -168,10 +168,8 @@ class LoadedModule:
         parameters = {
             parameter.name: self.emulator.param_address + parameter.offset for parameter in program.entry.params
         }
-        module, addresses = (
-            self.name,
-            self.addresses,
-        )  # not this object: what is shared must not keep an emulator's memory
+        # Not this object: what is shared must not keep an emulator's memory.
+        module, addresses = self.name, self.addresses
 
         def address_of(name: str, line: int) -> int:
             if name in program.shared:

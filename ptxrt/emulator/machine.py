@@ -453,10 +453,8 @@ class Batch:
                 return self.choose()
             if able is self.key:
                 raise self.deadlock()
-            key, low = (
-                self.key,
-                int(self.key.min()),
-            )  # the missing threads can never arrive: run anyway, so that the instruction reports them
+            # The missing threads can never arrive: run anyway, so that the instruction reports them.
+            key, low = self.key, int(self.key.min())
         lanes = np.flatnonzero(key == low)
         if len(lanes) == self.lanes:
             return low, None, True

@@ -74,8 +74,8 @@ def sinks_on(call: Call, place: Place) -> DeviceArray:
 def launch_few(
     call: Call, operands: FewOperands, place: Place, others: bool, target: DeviceArray, figures: dict
 ) -> None:
-    """Attend a call on the device: write target [batch, heads, queries, dim_v] and figures [batch, heads, queries], by
-    argument names of the merge.
+    """Compute a call on the device: write target [batch, heads, queries, dim_v], and figures [batch, heads, queries] by
+    the merge's argument names.
 
     others: whether the call has other sequences, whose rows another kernel writes afterwards.
     """

@@ -388,9 +388,8 @@ def _attend(
     cache, (few, many), stream = call.cache, _families(call), place.stream
     (batch, heads_kv, group, queries), dim_v, fits = rows, cache.dim_v, is_loadable(target)
     numbers = dict(scale=call.scale, softcap=call.softcap, left=call.left, right=call.right)
-    finishes = (
-        call.normalize and "row_shift" not in options and cache.v_global is None
-    )  # kernels for many queries need no merge
+    # Whether the kernels for many queries need no merge.
+    finishes = call.normalize and "row_shift" not in options and cache.v_global is None
     of_many = options
     if few and many:
         counts = np.diff(call.cu_seqlens)

@@ -197,9 +197,8 @@ _TRIPS: dict[tuple, Trip] = {}
 def trip_of(entry: Entry, name: str, path, machine: Machine, blocks: int, streams: bool) -> Trip:
     """Return the steady trip of a path; results are cached for equal rates."""
     card = machine.card
-    of_card = (
-        card if streams else (card.target, card.halves_sums)
-    )  # without memory traffic clock and size of the card do not matter
+    # Without memory traffic, the clock and the size of the card do not matter.
+    of_card = card if streams else (card.target, card.halves_sums)
     key = entry.unit, entry.name, name, hash(entry.code), of_card, machine.doubted(card=None), blocks
     if key not in _TRIPS:
         _TRIPS[key] = simulate(path, machine, entry.resident(card)[0], blocks, streams=streams)
