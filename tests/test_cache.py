@@ -191,6 +191,12 @@ def test_copied_pages_are_forks(machine, rng):
     assert (ptxrt.attention_paged(q, cache, fork, [41]) != before).any()
 
 
+def test_tables_of_no_pages():
+    for indptr in ([0], [0, 0, 0]):
+        table = ptxrt.block_table_from_csr(indptr, [])
+        assert table.shape == (len(indptr) - 1, 0) and table.dtype == np.int32
+
+
 def test_slots_and_tables():
     table = ptxrt.block_table_from_csr([0, 2, 2, 5], [7, 3, 9, 1, 0])
     assert table.tolist() == [[7, 3, -1], [-1, -1, -1], [9, 1, 0]] and table.dtype == np.int32
@@ -683,6 +689,12 @@ def test_wrong_calls_of_the_cache(emulator, rng):
     wrong(lambda: cache.append(k, k.astype(np.float64), [0, 1, 2]), "v is float64 .*: v.astype\\(numpy.float32\\)$")
     wrong(lambda: cache.append(k, k, [0.0, 1.0, 2.0]), "slots .*pass int64")
     wrong(lambda: cache.copy_pages([0, 1], [2, 2]), "a page can be a target once")
+    wrong(lambda: ptxrt.block_table_from_csr(ptxrt.to_device(np.int32([0, 1])), [3]), "indptr is on .*indptr.to_numpy")
+    wrong(lambda: ptxrt.block_table_from_csr([0, 1], ptxrt.to_device(np.int32([3]))), "indices is on ")
+    fixed = cache.v.broadcast_to(cache.v.shape)  # read-only
+    lent = ptxrt.KVCache.over(cache.k, cache.k_scales, fixed, cache.v_scales, format="nvfp4")
+    for call in (lambda: lent.append(k, k, [0, 1, 2]), lambda: lent.copy_pages([0], [1])):
+        wrong(call, "v of the cache is read-only; make it over memory that can be written")
     wrong(lambda: cache.copy_pages([0], [4]), "targets is \\[4\\]; the cache has pages 0 to 3")
     wrong(
         lambda: cache.copy_pages([0, 1], [1, 2]),

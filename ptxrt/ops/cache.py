@@ -423,6 +423,7 @@ class KVCache:
                     f"copy_pages: sources {shown(pair[0])}, targets {shown(pair[1])}; no page can be both: copy in two "
                     "calls"
                 )
+        self.check_writeable("copy_pages")
         if not pair[0].shape[0]:
             return
         if tokens is not None:
@@ -548,16 +549,17 @@ def block_table_from_csr(indptr: WholeNumbers, indices: WholeNumbers) -> np.ndar
 
     Args:
         indptr: B + 1 whole numbers that rise from 0: sequence b has the pages indices[indptr[b]] to indices[indptr[b +
-            1]].
+            1]]. Arrays of the host, like indices.
         indices: Page numbers.
 
     Raises:
         ArgumentError: An argument is invalid; the message names it.
     """
-    starts, pages = (
-        np.asarray(whole_numbers("block_table_from_csr", n, x, "as lists of pages"))
-        for n, x in (("indptr", indptr), ("indices", indices))
-    )
+    named = dict(indptr=indptr, indices=indices)
+    starts, pages = (whole_numbers("block_table_from_csr", name, x, "as lists of pages") for name, x in named.items())
+    for name, x in zip(named, (starts, pages)):
+        if isinstance(x, DeviceArray):
+            raise ArgumentError(f"block_table_from_csr: {name} is on {x.backend.describe()}; pass {name}.to_numpy()")
     if (
         len(starts.shape) != 1
         or not len(starts)
