@@ -119,19 +119,17 @@ class Plan:
     """
 
     __slots__ = (
-        *(
-            "backend",
-            "entry",
-            "grid",
-            "block",
-            "shared_bytes",
-            "template",
-            "names",
-            "slots",
-            "writes",
-            "boxes",
-            "pairs",
-        ),
+        "backend",
+        "entry",
+        "grid",
+        "block",
+        "shared_bytes",
+        "template",
+        "names",
+        "slots",
+        "writes",
+        "boxes",
+        "pairs",
         *("scalars", "bound", "_spare", "_receipts", "_describe"),
     )
 

@@ -585,32 +585,24 @@ def test_views_share_memory_as_those_of_numpy_do(emulator, rng):
     x = rng.standard_normal((3, 4, 6), dtype=np.float32)
     array = ptxrt.to_device(x)
     for view in (
-        *(
-            lambda a: a.transpose(),
-            lambda a: a.transpose(1, 0, 2),
-            lambda a: a.transpose((2, -3, 1)),
-            lambda a: a[1],
-            lambda a: a[-1, ..., 2],
-        ),
-        *(
-            lambda a: a[:, 1:3],
-            lambda a: a[..., ::2],
-            lambda a: a[::-1, None, 2:0:-1],
-            lambda a: a[1:1],
-            lambda a: a[2, 3, 4],
-            lambda a: a[...],
-        ),
-        *(
-            lambda a: a.transpose(0, 2, 1).reshape(3, 2, 3, 4),
-            lambda a: a[:, :2].reshape(3, 1, 12),
-            lambda a: a[:, :, 1:3].reshape(-1, 2, 2, 1),
-        ),
-        *(
-            lambda a: a.transpose(1, 0, 2)[1].reshape(3, 2, 3),
-            lambda a: a.reshape(72)[3:40:5],
-            lambda a: a[:, :1].reshape(3, 6),
-            lambda a: a[1][1][1],
-        ),
+        lambda a: a.transpose(),
+        lambda a: a.transpose(1, 0, 2),
+        lambda a: a.transpose((2, -3, 1)),
+        lambda a: a[1],
+        lambda a: a[-1, ..., 2],
+        lambda a: a[:, 1:3],
+        lambda a: a[..., ::2],
+        lambda a: a[::-1, None, 2:0:-1],
+        lambda a: a[1:1],
+        lambda a: a[2, 3, 4],
+        lambda a: a[...],
+        lambda a: a.transpose(0, 2, 1).reshape(3, 2, 3, 4),
+        lambda a: a[:, :2].reshape(3, 1, 12),
+        lambda a: a[:, :, 1:3].reshape(-1, 2, 2, 1),
+        lambda a: a.transpose(1, 0, 2)[1].reshape(3, 2, 3),
+        lambda a: a.reshape(72)[3:40:5],
+        lambda a: a[:, :1].reshape(3, 6),
+        lambda a: a[1][1][1],
     ):
         there, want = view(array), view(x)
         assert there.shape == want.shape and there.memory is array.memory

@@ -116,13 +116,11 @@ def test_a_page_of_a_kind_says_all_there_is_to_say(name):
     probe's name."""
     text = (DOCS / "fragments" / f"{name}.md").read_text(encoding="utf-8")
     for words in (
-        *(
-            "| rate, bf16 = 1 |",
-            "| found by | `probe_mma_",
-            "What must be zero: ",
-            "\n- Sums: ",
-            "## Three mistakes\n\n1. ",
-        ),
+        "| rate, bf16 = 1 |",
+        "| found by | `probe_mma_",
+        "What must be zero: ",
+        "\n- Sums: ",
+        "## Three mistakes\n\n1. ",
         *("![Lanes and registers of A]", "![Lanes and registers of B]", "![Lanes and registers of C and D]", "\n3. "),
     ):
         assert words in text, words

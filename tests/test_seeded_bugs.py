@@ -39,16 +39,14 @@ DECLARED = (
     *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16", "probe_ending", FEW, "claim_slots", "append_nvfp4"),
     *("norm_rows", "gate_rows", "activate_rows", "rope_rows", "argmax_rows", "append_qkv"),
     *("gemm_bf16", "gemm_few_bf16", "gemm_few_bf16_nvfp4", "gemm_nvfp4"),
-    *(
-        "pack_keys_mxfp4",
-        "pack_values_nvfp4",
-        "scan_keys",
-        "mean_keys",
-        "operand_scale",
-        "row_dot",
-        "less_block_means",
-        "mean_scores_mxfp4",
-    ),
+    "pack_keys_mxfp4",
+    "pack_values_nvfp4",
+    "scan_keys",
+    "mean_keys",
+    "operand_scale",
+    "row_dot",
+    "less_block_means",
+    "mean_scores_mxfp4",
 )
 UNITS = {**{name: name for name in (*QUANTIZERS, "dequantize_mxfp4", *DECLARED)}, ATTENTION: f"{ATTENTION}[dim={DIM}]"}
 UNITS |= {name: f"{name}[dim={DIM}]" for name in (MXFP8, MXFP4, NVFP4, "mean_scores_mxfp4", FEW)}

@@ -159,14 +159,12 @@ def quantizer_table(report: dict[str, Any]) -> Iterator[str]:
     head = ["format", "dtype", "shape", "L2", "MB", "ms", "fastest..slowest", "GB/s", "of copy"]
     body = [
         [
-            *(
-                _label(row),
-                row["dtype"],
-                _size(row),
-                row["l2"],
-                f"{row['bytes'] / 1e6:.2f}",
-                f"{row['milliseconds']:.4f}",
-            ),
+            _label(row),
+            row["dtype"],
+            _size(row),
+            row["l2"],
+            f"{row['bytes'] / 1e6:.2f}",
+            f"{row['milliseconds']:.4f}",
             *(f"{row['fastest']:.4f}..{row['slowest']:.4f}", f"{row['gb_per_s']:.0f}", f"{row['share_of_copy']:.1%}"),
         ]
         for row in rows
