@@ -41,7 +41,8 @@ class KVCache:
         heads: The number of heads of keys and values.
         dim: The head dimension of keys: up to 256, a multiple of 8 in 16 bits and of 32 in block formats.
         dim_v: The head dimension of values; None is dim.
-        format: "bf16", "f16", "mxfp8", "mxfp4" or "nvfp4".
+        format: "bf16", "f16", "mxfp8", "mxfp4" or "nvfp4". float16 cannot hold all products of codes and scales of
+            mxfp8 and mxfp4: with these formats, queries in float16 are multiplied in bfloat16 (`multiplied`).
         format_v: The format of values; None is format. All pairs work, except that f16 needs nvfp4 or f16 beside it,
             and that 16 bits beside a block format need head dimensions up to 128.
         k_global: Factor of codes times scales of keys, above 0: a number, one for each head, or float32 on the device,
