@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from .backend import MemoryInfo, enter, leave
@@ -25,11 +26,20 @@ class Stream:
     Args:
         device: The CUDA number of a device; None is the current device.
         priority: Lower numbers have higher priority, as in CUDA.
+
+    Raises:
+        ArgumentError: The priority is no whole number, or there is no such device.
     """
 
     def __init__(self, *, device: int | None = None, priority: int = 0):
+        try:
+            number = 2**31 if isinstance(priority, bool) else index(priority)
+        except TypeError:
+            number = 2**31
+        if not -(2**31) <= number < 2**31:
+            raise ArgumentError(f"Stream: priority is {priority!r}; pass a whole number, such as -1")
         self.backend = place(device)
-        self.queue = self.backend.new_queue(priority)
+        self.queue = self.backend.new_queue(number)
         self._before: list[Any] = []
 
     @property

@@ -131,6 +131,13 @@ def test_streams_hold_for_a_block(cuda):
     assert stream.done
 
 
+@pytest.mark.parametrize("priority", ["high", 1.5, None, True, 2**31, np.zeros(2)])
+def test_a_priority_is_a_whole_number(either, priority):
+    with pytest.raises(ptxrt.ArgumentError, match="priority is .*; pass a whole number"):
+        ptxrt.Stream(priority=priority)
+    assert ptxrt.Stream(priority=np.int64(-1)).done
+
+
 def test_events_order_and_time(either):
     stream, start, stop = ptxrt.Stream(), ptxrt.Event(), ptxrt.Event()
     x = ptxrt.to_device(numbers(2, 3))
