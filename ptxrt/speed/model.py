@@ -197,8 +197,9 @@ _TRIPS: dict[tuple, Trip] = {}
 def trip_of(entry: Entry, name: str, path, machine: Machine, blocks: int, streams: bool) -> Trip:
     """Return the steady trip of a path; results are cached for equal rates."""
     card = machine.card
-    # Without memory traffic, the clock and the size of the card do not matter.
-    of_card = card if streams else (card.target, card.halves_sums)
+    of_card = (
+        card if streams else (card.target, card.halves_sums)
+    )  # without memory traffic clock and size of the card do not matter
     key = entry.unit, entry.name, name, hash(entry.code), of_card, machine.doubted(card=None), blocks
     if key not in _TRIPS:
         _TRIPS[key] = simulate(path, machine, entry.resident(card)[0], blocks, streams=streams)
@@ -321,9 +322,9 @@ def _cycles_to_the_first_tile(entry: Entry, prologue: list[Instruction], machine
     """
     warps = entry.resident(machine.card)[0]
     arrays = REGISTRY[entry.kernel].arrays
-    passed = {array.name for array in arrays if not array.optional or array.name.endswith(("_global", "out_bf16"))}
+    given = {array.name for array in arrays if not array.optional or array.name.endswith(("_global", "out_bf16"))}
     first = PARAMETERS[machine.card.target]
-    path = without_absent(prologue, {first + 8 * i for i, array in enumerate(arrays) if array.name not in passed})
+    path = without_absent(prologue, {first + 8 * i for i, array in enumerate(arrays) if array.name not in given})
     starts = [i + 1 for i, instruction in enumerate(path) if instruction.stem in ("BAR", "LDGDEPBAR")] or [len(path)]
     copied = alone(path[: starts[-1]], machine, warps) if path else 0.0
     return max(alone(path, machine, warps) if path else 0.0, copied + rates.COPY_LATENCY)
