@@ -38,6 +38,9 @@ ATTENTION = "attention_mxfp4_bf16_in_kernel"
 PRODUCT = "attention_bf16"
 MXFP8, MXFP4, NVFP4 = "attention_mxfp8", "attention_mxfp4", "attention_nvfp4"
 FEW = "attention_few"
+#: Behind the name of a kernel: bugs of its portable text, which test_seeded_bugs.py compiles in place of the native one.
+PORTABLE = " portable"
+PORTABLE_FEW_ROWS, WOVEN = f"gemm_few_bf16{PORTABLE}", f"{PRODUCT}{PORTABLE}"
 
 BUGS = [
     # The quantizers and their inverses
@@ -484,6 +487,22 @@ BUGS = [
         "found ? sum - tiles : sum",
         "found ? sum - tiles : tiles",
     ),
+    Bug(
+        "products",
+        "a_fragment_of_few_rows_skipped",
+        PORTABLE_FEW_ROWS,
+        "op/gemm_small.cuh",
+        "if (8 * j >= rows) {",
+        "if (8 * j + 4 >= rows) {",
+    ),
+    Bug(
+        "products",
+        "skipped_fragments_without_groups",
+        PORTABLE_FEW_ROWS,
+        "op/gemm_small.cuh",
+        "if (staged && number % 2 == 1) ptx::cp_async_commit_group();",
+        "",
+    ),
     # Loads: copies, barriers, conversions, fragments
     Bug(
         "loads",
@@ -889,6 +908,30 @@ BUGS = [
         "op/attention_blocks.cuh",
         "ptx::bar_sync();   // every warp is done with the stages, over which the output goes",
         "",
+    ),
+    Bug(
+        "blocks",
+        "woven_copies_in_no_group",
+        WOVEN,
+        "op/attention.cuh",
+        "weave_next); ptx::cp_async_commit_group();",
+        "weave_next);",
+    ),
+    Bug(
+        "blocks",
+        "woven_copies_of_a_row_behind_the_last",
+        WOVEN,
+        "op/attention.cuh",
+        "source, i < left);",
+        "source, i <= left);",
+    ),
+    Bug(
+        "blocks",
+        "woven_rows_that_are_there_left_out",
+        WOVEN,
+        "ptx/cp_async_or_none.cuh",
+        "setp.eq.s32 absent, %3, 0",
+        "setp.ne.s32 absent, %3, 0",
     ),
     # Windows, groups, sequences, splits and sinks
     Bug(

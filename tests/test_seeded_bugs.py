@@ -23,7 +23,7 @@ from ptxrt.ops.quantizers import DEQUANTIZE, QUANTIZE, tiled
 from ptxrt.tiles import tile_layout
 from scripts import script
 from seeded_bug_checks import chosen
-from seeded_bugs import ATTENTION, BUGS, FEW, MXFP4, MXFP8, NVFP4, PRODUCT
+from seeded_bugs import ATTENTION, BUGS, FEW, MXFP4, MXFP8, NVFP4, PORTABLE, PORTABLE_FEW_ROWS, PRODUCT, WOVEN
 
 build = script("build.py")
 
@@ -56,6 +56,9 @@ UNITS |= {
     "pack_values_nvfp4": "pack_values_nvfp4[dim=64]",
 }
 UNITS |= {"gemm_bf16": "gemm_bf16[tile=64]", "gemm_nvfp4": "gemm_nvfp4[tile=64]"}
+UNITS |= {PORTABLE_FEW_ROWS: "gemm_few_bf16", WOVEN: f"{PRODUCT}[dim={DIM}]"}
+# The portable text alone, of the kernels that PORTABLE ends.
+PORTABLE_ONLY = build.Extent(build.PTX_ONLY.name, ("compute_90",), {})
 
 
 # Appended to kernel.cuh: an entry without a macro WANTED_ENTRY becomes a template that nothing instantiates.
@@ -77,8 +80,8 @@ def select_entries(header: Path, entries) -> None:
 
 
 def compile_with(bug, kernel: str, folder: Path, entries=()) -> Path:
-    """A folder of modules from a copy of kernels_cu with one bug (or none): the native text of the unit that the
-    kernel's checks run, with these entries alone if there are any."""
+    """A folder of modules from a copy of kernels_cu with one bug (or none): the text of the unit that the kernel's
+    checks run, with these entries alone if there are any."""
     sources, modules = folder / "kernels_cu", folder / "modules"
     shutil.copytree(ROOT / "kernels_cu", sources)
     if bug is not None:
@@ -86,7 +89,7 @@ def compile_with(bug, kernel: str, folder: Path, entries=()) -> Path:
         path.write_text(bug.planted_in(path.read_text()))
     if entries:
         select_entries(sources / "kernel.cuh", entries)
-    build.build(sources, modules, [UNITS[kernel]], build.PTX_ONLY)
+    build.build(sources, modules, [UNITS[kernel]], PORTABLE_ONLY if kernel.endswith(PORTABLE) else build.PTX_ONLY)
     return modules
 
 
@@ -103,11 +106,12 @@ def functions(text: str) -> dict[str, str]:
 
 @contextmanager
 def on_modules(kernel: str, folder: Path | None = None):
-    """Run calls on the modules of a folder, or on the project's. Kernels whose warps wait for stages run with race
-    checks."""
+    """Run calls on the modules of a folder, or on the project's, in the text that the kernel names. Kernels whose warps
+    wait for stages run with race checks."""
     own = units.MODULES, units.CHECKOUT
-    races = kernel in (ATTENTION, MXFP8, MXFP4, NVFP4)
-    before = backend.enter(backend=EmulatorBackend(schedule="warps", races=races))
+    races = kernel in (ATTENTION, MXFP8, MXFP4, NVFP4, PORTABLE_FEW_ROWS, WOVEN)
+    text = "portable" if kernel.endswith(PORTABLE) else "native"
+    before = backend.enter(backend=EmulatorBackend(schedule="warps", races=races, ptx=text))
     if folder is not None:
         units.MODULES = units.CHECKOUT = folder  # the patched sources must not count as stale
     units.check_fresh.cache_clear()
@@ -307,6 +311,24 @@ def keeps_to_its_group(name):
     return (got[:5] == 40).all() and (got[5:] == 5).all()
 
 
+def multiplies_few(rows):
+    """Whether a product of some rows in bf16 equals the reference's, with several steps of a ragged depth."""
+    rng, kernel = np.random.default_rng(23), KERNELS["gemm_few_bf16"]
+    a, b = (rng.standard_normal((1, n, 616)).astype(ml_dtypes.bfloat16) for n in (rows, 24))
+    want, got = kernel.reference(a, b, out_f32=True), kernel(a, b, out_f32=True)
+    return not any(missed for _, missed in kernel.check({"out_f32": got}, want).values())
+
+
+def attends_in_woven_tiles(queries, keys):
+    """Whether attention of bf16 equals the reference's, where copies of the next tile stand between MMAs."""
+    rng = np.random.default_rng(19)
+    q, k, v = (rng.standard_normal((1, 1, n, DIM)).astype(ml_dtypes.bfloat16) for n in (queries, keys, keys))
+    arguments = dict(scale=DIM**-0.5, left=OPEN, right=OPEN, sequences=1, splits=1, out_f32=True, lse=True)
+    kernel = KERNELS[PRODUCT]
+    want, got = kernel.reference(q[:, :, None], k, v, **arguments), kernel(q[:, :, None], k, v, **arguments)
+    return not any(missed for _, missed in kernel.check(dict(zip(("out_f32", "lse"), got)), want).values())
+
+
 CHECKS = {
     **{
         name: {
@@ -345,6 +367,11 @@ CHECKS = {
         "rows one by one": lambda: raises_rows_one_by_one("nvfp4"),
     },
     **{name: declared_cases(name) for name in DECLARED},
+    PORTABLE_FEW_ROWS: {
+        "three fragments of eight": lambda: multiplies_few(20),
+        "seven fragments of eight": lambda: multiplies_few(50),
+    },
+    WOVEN: {"tiles of 64 keys": lambda: attends_in_woven_tiles(130, 200)},
 }
 CHECKS["attention_merge"] |= {"the tree": lambda: merges_as_a_tree()}
 for name in ("gemm_bf16", "gemm_few_bf16"):
