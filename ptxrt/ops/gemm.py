@@ -156,7 +156,8 @@ def matmul(
         splits: None splits K, for up to 64 rows, into eight runs that depend only on K and the formats and are added in
             a fixed tree; 1 does not split.
         a_norm: Floats [K]: a is first normed as by `rmsnorm(a, a_norm, eps=a_eps)`, and rounded or quantized once.
-            Equal in bits to both calls in turn; few rows, multiplied in 16 bits, are one launch. nvfp4 needs a_global_scale.
+            Equal in bits to both calls in turn; few rows, multiplied in 16 bits, are one launch. nvfp4 needs
+            a_global_scale.
         a_eps: A number from 0 on.
         out: An array of C's shape to write to; its dtype replaces `out_dtype`. It may be `residual` itself and must not
             overlap any other argument.
