@@ -152,9 +152,9 @@ def measured_language(formats: str, cache: str, rule: str | None, tokens: int) -
 def measured_spread(formats: str, rule: str | None, tokens: int) -> dict[str, Any]:
     """Measure how far perplexities of equally good forward passes lie apart, in NumPy alone.
 
-    Each pass multiplies the same quantized operands and keeps bfloat16 between products, as the kernels do. Before they
-    are quantized, its activations have random relative errors of up to 2^-16, a few times those of float32 sums of
-    another order.
+    Each pass multiplies the same quantized operands. Queries, keys, values and the output of attention are bfloat16, as
+    in the kernels. Activations have random relative errors of up to 2^-16 before they are quantized, a few times those
+    of float32 sums of another order.
     """
     there, (ids, _, _) = opened(smollm2), wanted(tokens)
     format = BOTH[formats]
@@ -245,11 +245,11 @@ round them a second time, which costs additional accuracy. The text is the first
 - *perplexity* is that of this text; in float64 it is {exact:.2f}.
 - *same operands* is the perplexity of a NumPy forward pass with the same quantized operands and an unquantized cache,
   which keeps float32 between products. With activations in bf16 or mxfp8 the kernels come within 1 % of it.
-- *spread* is the mean of {passes} such passes, with the standard deviation of a single one. These passes keep bfloat16
-  between products, as the kernels do, and their activations differ by at most 2^-16 before they are quantized. The last
-  bit of a sum moves an activation to another code, and later layers amplify the difference. In 4 bits equally good
-  forward passes therefore differ by 1 to 6 % (one deviation), and the perplexity of one text tells no closer kernels
-  apart.
+- *spread* is the mean of {passes} such passes, with the standard deviation of a single one. In these passes queries,
+  keys, values and the output of attention are bfloat16, as in the kernels. Their activations differ by at most 2^-16
+  before they are quantized. The last bit of a sum moves an activation to another code, and later layers amplify the
+  difference. In 4 bits equally good forward passes therefore differ by 1 to 6 % (one deviation), and the perplexity of
+  one text tells no closer kernels apart.
 - *KL* is the mean divergence from the distribution of the float64 forward pass, in nats; *top* is the share of
   positions with the same top token.
 - *bytes* is the size of the weights of all layers; *cache bytes* is the size of one token in the caches of all layers.

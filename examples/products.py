@@ -119,13 +119,16 @@ class Products:
     def multiply(self, product: str, x: Any, name: str, *, into: str | None = None, **options: Any) -> Any:
         """Multiply activations by weights; the activations are quantized here if their producer has not done so.
 
-        into: the product that uses the result; the result has the format of its activations.
+        into: the product that uses the result; the result has the format of its activations. Other results are
+        bfloat16, unless out_dtype says otherwise.
         """
         format = self.formats[product][0]
-        if format != "bf16" and not isinstance(x, ptxrt.QuantizedArray):
+        if not isinstance(x, ptxrt.QuantizedArray):
             options |= dict(a_format=format, a_scale_rule=self.rule(format), a_global_scale=self.level(format))
-        if into is not None:
-            options |= {f"out_{key}": value for key, value in self.ending(into).items()}
+        ending = {} if into is None else self.ending(into)
+        if not ending:
+            options.setdefault("out_dtype", BF16)
+        options |= {f"out_{key}": value for key, value in ending.items()}
         return ptxrt.matmul(x, self.placed[name], **options)
 
     @property

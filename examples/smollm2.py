@@ -49,7 +49,8 @@ def load() -> Weights:
 
 
 class SmolLM2(Decoder):
-    """A language model of the Llama kind: x += out(attention(norm(x))), then x += down(swiglu(gate_up(norm(x)))).
+    """A language model of the Llama kind: x += out(attention(norm(x))), then x += down(swiglu(gate_up(norm(x)))). The
+    residual stream x is float32; in bfloat16, its roundings would add more error than all products together.
 
     formats: those of the products "qkv", "out", "gate_up", "down" and "logits": one word or a pair (activations,
     weights), with which logits stay bf16, or a mapping from products to these. cache: the format of keys and values.
@@ -99,21 +100,21 @@ class SmolLM2(Decoder):
             self.caches.append(ptxrt.KVCache(batch * self.pages, PAGE, c["kv_heads"], dim, format=cache))
 
     def layer(self, i: int, x: Any, step: Step) -> Any:
-        """Return the residual stream [tokens, width] after a layer."""
+        """Return the residual stream, float32 [tokens, width], after a layer."""
         c, p, cache = self.config, self.products, self.caches[i]
         of_norm = lambda part: dict(a_norm=self.norms[i][part], a_eps=c["eps"])
         qkv = p.multiply("qkv", x, f"qkv.{i}", **of_norm(0))
         q = ptxrt.append_qkv(qkv, cache, step.slots, step.positions, self.angles, heads=c["heads"], style="pairs")
         q = q.reshape(step.lengths.size, -1, c["heads"], c["dim"])
         a = ptxrt.attention_paged(q, cache, step.table, step.lengths, layout="bshd")
-        x = p.multiply("out", a.reshape(x.shape[0], -1), f"out.{i}", residual=x)
+        x = p.multiply("out", a.reshape(x.shape[0], -1), f"out.{i}", residual=x, out_dtype=np.float32)
         h = p.multiply("gate_up", x, f"gate_up.{i}", **of_norm(1), activation="swiglu", into="down")
-        return p.multiply("down", h, f"down.{i}", residual=x)
+        return p.multiply("down", h, f"down.{i}", residual=x, out_dtype=np.float32)
 
     def forward(self, step: Step, last: bool = False) -> Any:
         """Return logits, float32 [tokens, vocabulary] on the device; if `last`, only of the last token of each
         sequence."""
-        x = ptxrt.take_rows(self.embedding, step.tokens)
+        x = ptxrt.take_rows(self.embedding, step.tokens, out_dtype=np.float32)
         for i in range(self.config["layers"]):
             x = self.layer(i, x, step)
             self.progress(i + 1, self.config["layers"])

@@ -378,7 +378,7 @@ class Declaration:
         for a in inputs:
             draw = self._draw.get(a.name, random_array)
             example[a.name] = draw(rng, case.format if a.is_union else a.formats[0], a.shape.sizes(axes), axes)
-        bound_by_inputs = {axis for a in inputs for axis in a.shape.axes}
+        bound_by_inputs = {axis for a in inputs for dim in a.shape.dims if len(dim.axes) == 1 for axis in dim.axes}
         example.update({axis: size for axis, size in axes.items() if axis not in bound_by_inputs})
         example.update(case.scalars)
         example.update({a.name: True for a in self.outputs if a.name in case.optional})

@@ -90,8 +90,8 @@ def language_model(
 ) -> np.ndarray:
     """Logits, float64 [tokens, vocabulary]. operand(product, role, x) returns an operand as it is multiplied; role is
     "activations" or "weights". dtype float32 halves the time, for formats whose rounding errors are a thousand times
-    larger. kept(x) rounds what lies in memory between products: the residual stream, q, k, v and the output of
-    attention."""
+    larger. kept(x) rounds what lies in memory between products: q, k, v and the output of attention. The
+    residual stream is not rounded."""
     operand = operand or (lambda product, role, x: x)
     get = lambda name: np.asarray(read(name), dtype)
     multiply = lambda product, x, w: operand(product, "activations", x) @ operand(product, "weights", w).T
@@ -111,12 +111,12 @@ def language_model(
         for head in range(c["heads"]):
             scores = q[:, head] @ k[:, head // group].T / math.sqrt(dim) + hidden
             heads.append(kept(softmax(scores) @ v[:, head // group]))
-        x = kept(x + multiply("out", np.concatenate(heads, axis=1), w("attn_output")))
+        x = x + multiply("out", np.concatenate(heads, axis=1), w("attn_output"))
         y = rmsnorm(x, w("ffn_norm"), c["eps"])
         # Gate and up are interleaved, so that a scale of the whole matrix covers both.
         both = multiply("gate_up", y, np.stack([w("ffn_gate"), w("ffn_up")], axis=1).reshape(-1, y.shape[1]))
         gate, up = both[:, ::2], both[:, 1::2]
-        x = kept(x + multiply("down", gate / (1 + np.exp(-gate)) * up, w("ffn_down")))
+        x = x + multiply("down", gate / (1 + np.exp(-gate)) * up, w("ffn_down"))
     return multiply("logits", rmsnorm(x, get("output_norm.weight"), c["eps"]), embedding)
 
 

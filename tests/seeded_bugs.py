@@ -377,6 +377,14 @@ BUGS = [
     ),
     Bug(
         "products",
+        "second_half_of_eight_floats_is_the_first",
+        "gemm_few_bf16",
+        "op/normed_rows.cuh",
+        "x + column * bytes + 16, there[i]",
+        "x + column * bytes, there[i]",
+    ),
+    Bug(
+        "products",
         "rows_normed_by_their_weights_alone",
         "gemm_few_bf16",
         "op/normed_rows.cuh",

@@ -228,7 +228,7 @@ def test_up_to_eight_rows_end_as_more_rows_do(text_machine, dtype):
 
 @pytest.mark.parametrize("dtype", [BF16, np.float16])
 def test_normed_rows_have_the_bits_of_both_calls(text_machine, dtype):
-    """In one launch if the rows are few and in 16 bits, else in two; special values included."""
+    """In one launch if the rows are few and multiplied in 16 bits, else in two; special values included."""
     wide = lambda x: ptxrt.to_device(np.concatenate([x, x], -1))[:, : x.shape[1]]  # rows with gaps
     for rows, cols, depth, one_launch in [
         *((1, 40, 576, True), (8, 72, 1024, True), (4, 40, 2048, True), (7, 33, 32, True), (1, 40, 8192, True)),
@@ -244,6 +244,16 @@ def test_normed_rows_have_the_bits_of_both_calls(text_machine, dtype):
             got = ptxrt.matmul(a, b, a_norm=weight, a_eps=1e-5, **options)
         assert len(list(seen)) == 2 - one_launch, (rows, cols, depth)
         want = ptxrt.matmul(ptxrt.rmsnorm(a, weight, eps=1e-5), b, **options)
+        np.testing.assert_array_equal(got.to_numpy().view(np.uint16), want.to_numpy().view(np.uint16))
+        # rows of float32, which are rounded when they are normed
+        a = normal(rows, depth, dtype=np.float32)
+        a[-1, 5:9] = [np.nan, np.inf, -0.0, 0.0][rows % 4]
+        a, options = ptxrt.to_device(a), options | dict(out_dtype=dtype)
+        format = {BF16: "bf16"}.get(dtype, "f16")
+        with ptxrt.trace() as seen:
+            got = ptxrt.matmul(a, b, a_format=format, a_norm=weight, a_eps=1e-5, **options)
+        assert len(list(seen)) == 2 - one_launch, (rows, cols, depth)
+        want = ptxrt.matmul(ptxrt.rmsnorm(a, weight, eps=1e-5, out_dtype=dtype), b, **options)
         np.testing.assert_array_equal(got.to_numpy().view(np.uint16), want.to_numpy().view(np.uint16))
 
 

@@ -48,8 +48,8 @@ BUGS = [
         "rows * PAGE + positions",
     ),
     Bug("conventions", "the_last_key_unseen", LOGITS, "decoding.py", "positions[:, -1] + 1", "positions[:, -1]"),
-    Bug("sums", "attention_replaces_the_stream", LOGITS, "smollm2.py", 'f"out.{i}", residual=x)', 'f"out.{i}")'),
-    Bug("sums", "gates_replace_the_stream", LOGITS, "smollm2.py", 'f"down.{i}", residual=x)', 'f"down.{i}")'),
+    Bug("sums", "attention_replaces_the_stream", LOGITS, "smollm2.py", 'f"out.{i}", residual=x, ', 'f"out.{i}", '),
+    Bug("sums", "gates_replace_the_stream", LOGITS, "smollm2.py", 'f"down.{i}", residual=x, ', 'f"down.{i}", '),
     Bug("norms", "first_norm_twice", LOGITS, "smollm2.py", "**of_norm(1)", "**of_norm(0)"),
     Bug(
         "norms",

@@ -175,7 +175,7 @@ def test_every_call_of_a_layer_is_what_its_formula_says(emulator, monkeypatch):
 
         monkeypatch.setattr(ptxrt, name, call)
 
-    def product(a, b, *, activation=None, residual=None, out_dtype=None, a_norm=None, a_eps=0.0):
+    def product(a, b, *, activation=None, residual=None, a_norm=None, a_eps=0.0, **formats):
         c = (a if a_norm is None else reference.rmsnorm(a, a_norm, a_eps)) @ b.T
         if activation:
             c = c[:, ::2] / (1 + np.exp(-c[:, ::2])) * c[:, 1::2]
@@ -202,7 +202,7 @@ def test_every_call_of_a_layer_is_what_its_formula_says(emulator, monkeypatch):
         )
         return (reference.softmax(scores) @ v).swapaxes(0, 1)[None]
 
-    watch("take_rows", lambda table, ids: table[ids.astype(int)])
+    watch("take_rows", lambda table, ids, *, out_dtype: table[ids.astype(int)])
     watch("matmul", product)
     watch("append_qkv", appended)
     watch("attention_paged", attended)
@@ -396,22 +396,24 @@ def test_the_language_model_says_what_its_formulas_say(real, machine):
     assert abs(reference.perplexity(got, ids) / reference.perplexity(want, ids) - 1) < 5e-3
 
 
-@pytest.mark.parametrize("formats", ["mxfp8", ("bf16", "nvfp4")], ids=str)
-def test_two_real_layers_in_block_formats(real, emulator, formats):
+@pytest.mark.parametrize("formats, bound", [("mxfp8", 2e-2), (("bf16", "nvfp4"), 4e-3)], ids=str)
+def test_two_real_layers_in_block_formats(real, emulator, formats, bound):
+    """Logits, since two layers alone predict nothing: equally good passes with mxfp8 activations, whose inputs differ by
+    2^-16, have perplexities that differ by 3 %, and logits that differ by 6e-3."""
     there = real(smollm2)
     short = weights.Weights(there.name, there.read, dict(there.config, layers=2), there.digest, there.tokenizer)
     model = smollm2.SmolLM2(formats, context=64, weights=short)
     ids = model.ids(PASSAGES[0])
     want = reference.language_model(ids, there.read, model.config, operand=reference.as_held(model))
-    assert abs(reference.perplexity(model.logits(ids), ids) / reference.perplexity(want, ids) - 1) < 0.02
+    assert relative_l2(model.logits(ids), want) < bound
 
 
 @pytest.mark.parametrize(
     "formats, bound", [("mxfp8", 0.02), (("bf16", "nvfp4"), 0.02), ("nvfp4", 0.05), ("mxfp4", 0.05)], ids=str
 )
 def test_the_real_model_in_block_formats(real, gpu, formats, bound):
-    """On 512 tokens. With 4-bit activations a bfloat16 residual stream moves one code in a hundred to its neighbour,
-    which adds noise to every token's probability. docs/models.md has the spread of equally good passes."""
+    """On 512 tokens. With 4-bit activations, rounding errors between products move codes to their neighbours, which adds
+    noise to every token's probability. docs/models.md has the spread of equally good passes."""
     there = real(smollm2)
     model = smollm2.SmolLM2(formats, context=512, weights=there)
     ids = np.array(there.tokenizer.encode("\n".join(PASSAGES)).ids[:512])

@@ -760,24 +760,26 @@ __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const Ge
 // clang-format off
 #define FEW_GEMM_IN_16_BITS(name, Element, Format)                                                                     \
     FEW_GEMM(name, Format, Format)                                                                                     \
-    GEMM_ENTRY((const Element *a,        /* [batch, tokens, depth] */                                                  \
+    GEMM_ENTRY((const Element *a,        /* [batch, tokens, halves depth] */                                       \
                 const Element *b,        /* [groups, cols, depth] */                                                   \
                 const float *a_norm),    /* [depth] or null */                                                         \
-               (float a_eps, int batch, int tokens, int depth, int groups, int cols),                                  \
+               (float a_eps, int batch, int tokens, int halves, int depth, int groups, int cols),                      \
                (long long a_batch, long long a_row, long long b_group, long long b_row),                               \
-               (op::NormedRows<Element>{op::rows_in_16_bits(a, a_batch, a_row, depth), a_norm, a_eps}),                \
+               (op::NormedRows<Element>{op::rows_in_16_bits(a, a_batch, a_row, depth), a_norm, a_eps, halves == 2}),   \
                op::rows_in_16_bits(b, b_group, b_row, depth), nullptr, nullptr, op::gemm_of_few_rows<Format, Format>)
 #define FEW_HALF_GEMM(name, FormatB)                                                                                   \
     FEW_GEMM(name, tile::Bf16, FormatB)                                                                                \
-    GEMM_ENTRY((const __nv_bfloat16 *a,  /* [batch, tokens, depth] */                                                  \
+    GEMM_ENTRY((const __nv_bfloat16 *a,  /* [batch, tokens, halves depth] */                                       \
                 const uint8_t *b_codes,  /* [groups, cols, b_bytes] */                                                 \
                 const uint8_t *b_scales, /* [b_scale_bytes] */                                                         \
                 const float *a_norm,     /* [depth] or null */                                                         \
                 const float *b_global),  /* [1] or null */                                                             \
                (float a_eps, int b_blocks, int b_swizzled, int b_scale_rows, int b_first_row,                          \
-                int batch, int tokens, int depth, int groups, int cols, int b_bytes, long long b_scale_bytes),         \
+                int batch, int tokens, int halves, int depth, int groups, int cols, int b_bytes,                       \
+                long long b_scale_bytes),                                                                              \
                (long long a_batch, long long a_row, long long b_group, long long b_row),                               \
-               (op::NormedRows<__nv_bfloat16>{op::rows_in_16_bits(a, a_batch, a_row, depth), a_norm, a_eps}),          \
+               (op::NormedRows<__nv_bfloat16>{op::rows_in_16_bits(a, a_batch, a_row, depth), a_norm, a_eps,            \
+                                              halves == 2}),                                                           \
                op::BlockRows(b_codes, b_group, b_row, b_bytes, b_scales, b_blocks, b_swizzled, b_scale_rows,           \
                              b_first_row),                                                                             \
                nullptr, b_global, op::gemm_of_few_rows<tile::Bf16, FormatB>)

@@ -13,12 +13,13 @@
 namespace op {
 
 // Rows of A in 16 bits. With weights [depth], A is the rows divided by their root mean square, times the weights,
-// rounded once.
+// rounded once; these rows may be float32.
 template <class Element_>
 struct NormedRows : OperandRows {
     using Element = Element_;
     const float *weight;   // or null
     float eps;
+    bool wide;   // rows of float32
 
     __device__ int cols() const { return bytes / int(sizeof(Element)); }
 };
@@ -48,17 +49,18 @@ struct NormOf<NormedRows<Element>, true> {
     NormLanes lanes;
     int cols;
     float eps;
-    const Element *x;      // this lane's first share of its row
+    int bytes;             // of a value of a row
+    const uint8_t *x;      // this lane's first share of its row
     const float *weight;   // of that share
     bool there[norm_shares];
-    uint32_t of_x[norm_shares][2][4], of_weight[norm_shares][2][2][4];   // of eight values each
+    uint32_t of_x[norm_shares][2][2][4], of_weight[norm_shares][2][2][4];   // of eight values each
 
     __device__ NormOf(const NormedRows<Element> &a, const TilePlace &place)
-        : lanes(a.cols()), cols(a.cols()), eps(a.eps) {
+        : lanes(a.cols()), cols(a.cols()), eps(a.eps), bytes(a.wide ? 4 : 2) {
         const int row = place.first_row + lanes.row(), column = lanes.column(0);
         const uint8_t *const first = a.data + place.matrix * a.batch + row * a.stride;
         // Opaque values, so that the compiler does not work them out behind the wait.
-        x = ptx::of_this_branch(reinterpret_cast<const Element *>(first) + column);
+        x = ptx::of_this_branch(first + column * bytes);
         weight = ptx::of_this_branch(a.weight ? a.weight + column : nullptr);
 #pragma unroll
         for (int i = 0; i < norm_shares; ++i)
@@ -75,7 +77,8 @@ struct NormOf<NormedRows<Element>, true> {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const int column = i * lanes.lanes * norm_columns + 8 * j;
-                ptx::ld_global_16(of_x[i][j], x + column, there[i]);
+                ptx::ld_global_16(of_x[i][j][0], x + column * bytes, there[i]);
+                ptx::ld_global_16(of_x[i][j][1], x + column * bytes + 16, there[i] && bytes == 4);
                 ptx::ld_global_16(of_weight[i][j][0], weight + column, there[i]);
                 ptx::ld_global_16(of_weight[i][j][1], weight + column + 4, there[i]);
             }
@@ -89,8 +92,11 @@ struct NormOf<NormedRows<Element>, true> {
         float values[norm_shares][2][8];
 #pragma unroll
         for (int i = 0; i < 2 * norm_shares; ++i) {
-            const uint32_t (&words)[4] = of_x[i / 2][i % 2];
-            tile::unpack(uint4{words[0], words[1], words[2], words[3]}, values[i / 2][i % 2], Element{});
+            const uint32_t (&words)[2][4] = of_x[i / 2][i % 2];
+            float (&eight)[8] = values[i / 2][i % 2];
+            tile::unpack(uint4{words[0][0], words[0][1], words[0][2], words[0][3]}, eight, Element{});
+#pragma unroll
+            for (int k = 0; k < 8; ++k) eight[k] = bytes == 4 ? __uint_as_float(words[k / 4][k % 4]) : eight[k];
         }
         int turn = 0;
         const RowMoments moments = row_moments<true>(shared.sums, turn, lanes, cols, false, eps, [&](auto &&add) {

@@ -156,7 +156,8 @@ def matmul(
         splits: None splits K, for up to 64 rows, into eight runs that depend only on K and the formats and are added in
             a fixed tree; 1 does not split.
         a_norm: Floats [K]: a is first normed as by `rmsnorm(a, a_norm, eps=a_eps)`, and rounded or quantized once.
-            Equal in bits to both calls in turn; few rows in 16 bits are one launch. nvfp4 needs a_global_scale.
+            Equal in bits to both calls in turn; few rows, multiplied in 16 bits, are one launch. nvfp4 needs
+            a_global_scale.
         a_eps: A number from 0 on.
         out: An array of C's shape to write to; its dtype replaces `out_dtype`. It may be `residual` itself and must not
             overlap any other argument.
@@ -409,15 +410,16 @@ def _multiplied(x: Operand) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Floats:
-    """16-bit matrices [.., rows, K] whose rows kernels can load."""
+    """16-bit matrices [.., rows, K] whose rows kernels can load. halves: 2 if two of K are the halves of a float32."""
 
     array: DeviceArray
+    halves: int = 1
 
     def part(self, name: str, batch: tuple[int, ...], prefix: tuple[int, ...]) -> dict[str, Any] | None:
         """Return the kernel's arguments for the matrices of C whose first batch indices are `prefix`; None if one
         stride cannot describe them."""
         whole = _part(self.array.broadcast_to((*batch, *self.array.shape[-2:])), batch, prefix)
-        return None if whole is None else {name: whole}
+        return None if whole is None else {name: whole} | ({"halves": self.halves} if name == "a" else {})
 
 
 @dataclass(frozen=True)
@@ -477,6 +479,8 @@ def _loaded(x: Operand, call: Call, place: Place) -> _Floats | _Blocks:
             )
             codes = wide.reshape(*codes.shape[:2], wide.shape[1])
         return _Blocks(values, codes)
+    if call.norm is not None and x is call.a and f32.holds(values.dtype):
+        return _Floats(values.view(FORMATS[x.format].dtype), halves=2)  # the product norms these rows
     return _Floats(loadable(values, FORMATS[x.format], place))
 
 
@@ -519,8 +523,10 @@ def _run(call: Call, stream):
     out = call.out
     parts = [out.codes, out.scales] if isinstance(out, QuantizedArray) else [out]
     place = Place([*call.arrays.values(), *parts], stream)
-    if call.norm is not None and not _norms(call):
-        call = _with_normed_rows(call, place)
+    if call.norm is not None:
+        call = replace(call, a=replace(call.a, values=place.put(call.a.values)))
+        if not _norms(call):
+            call = _with_normed_rows(call, place)
     a, b = (_loaded(x, call, place) for x in (call.a, call.b))
     options = _options(call, place)
     residual = None if call.residual is None else _with_whole_rows(place.put(call.residual), place)
@@ -596,13 +602,19 @@ def _launch(call: Call, place: Place, options, operands, residual, **outputs) ->
         arguments[f"residual_{format_of(residual.dtype)}"] = residual
     product = PRODUCTS[call.a.format, call.b.format] if call.depth else PRODUCTS["bf16", "bf16"]
     kernel = product.few if _cuts(call) else product.tiles
-    kernel(**arguments, **outputs, stream=place.stream)
+    kernel(**_accepted(kernel, arguments), **outputs, stream=place.stream)
+
+
+def _accepted(kernel: Kernel, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments without `halves`, unless the kernel norms rows."""
+    return arguments if "halves" in kernel.axes else {name: x for name, x in arguments.items() if name != "halves"}
 
 
 def _norms(call: Call) -> bool:
     """Whether the product norms rows of A itself: a few of one matrix, which each of its blocks norms anew."""
-    a = call.a
-    if math.prod(call.batch) != 1 or not _cuts(call) or a.format != format_of(a.values.dtype).name:
+    a, x = call.a, call.a.values
+    wide = f32.holds(x.dtype) and x.is_contiguous and not call.depth % ROW_UNIT and a.format in ("bf16", "f16")
+    if math.prod(call.batch) != 1 or not _cuts(call) or not (wide or a.format == format_of(x.dtype).name):
         return False
     fits = call.depth > 0 and call.cols <= NORMED_COLS and call.rows <= normed_rows(call.depth)
     return fits and f32.holds(call.norm.dtype)
@@ -612,7 +624,7 @@ def _with_normed_rows(call: Call, place: Place) -> Call:
     """Return a call with the rows of A normed by a launch of their own."""
     if not call.depth:
         return replace(call, norm=None)
-    y = _normed(call, place.put(call.a.values), place.put(call.norm), place.stream)
+    y = _normed(call, call.a.values, place.put(call.norm), place.stream)
     return replace(call, a=replace(call.a, values=y), norm=None)
 
 
@@ -671,7 +683,7 @@ def _run_grouped(call: GroupedCall, stream):
     launched = product.rows and product.width and call.groups
     for kernel, least, most in call.launches(kernels) if launched else ():
         sizes = dict(least_rows=least, most_rows=most, least=least, most=min(most, product.rows))
-        kernel(**operands, **options, **results, **sizes, stream=stream)
+        kernel(**_accepted(kernel, operands), **options, **results, **sizes, stream=stream)
     if not product.ending:
         return target.handed_back()
     if level is not None and level.size > 1:  # each group has its own global scale, which the caller keeps

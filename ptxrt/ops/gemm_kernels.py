@@ -301,7 +301,7 @@ Each run is summed separately; the sums are added in pairs. A row's bits depend 
 """
 NORM_TEXT = """a_norm: rows of A are first divided by the root of their mean square plus a_eps, multiplied by a_norm and
 rounded, with the bits of `norm_rows`: at most 8 rows, as long as 256 lanes of 32 values, a power of two for each row,
-hold them all.
+hold them all. halves: the 16-bit halves of a value of A: 1; 2 if the rows to norm are float32.
 """
 LAST = """group_starts: rows group_starts[g] to group_starts[g + 1] are multiplied by matrix g of B. Rows after the last
 group are not written, nor are groups of fewer than least_rows or more than most_rows rows. order: row i of C is
@@ -347,11 +347,12 @@ def _in_16_bits(a: In[bf16 | f16, "batch tokens depth", strided], b: In[bf16 | f
 
 
 def _normed_in_16_bits(
-    a: In[bf16 | f16, "batch tokens depth", strided],
+    a: In[bf16 | f16, "batch tokens halves*depth", strided],
     b: In[bf16 | f16, "groups cols depth", strided],
     a_norm: In[f32, "depth"] = None,
     *,
     a_eps: Scalar[f32] = 0.0,
+    halves: Axis,
 ):
     """The same; rows of A may be normed first."""
 
@@ -391,7 +392,7 @@ def _half_in_blocks(
 
 
 def _normed_half_in_blocks(
-    a: In[bf16, "batch tokens depth", strided],
+    a: In[bf16, "batch tokens halves*depth", strided],
     b_codes: In[u8, "groups cols b_bytes", strided],
     b_scales: In[u8, "b_scale_bytes", unaligned],
     a_norm: In[f32, "depth"] = None,
@@ -402,6 +403,7 @@ def _normed_half_in_blocks(
     b_swizzled: Scalar[i32, 0, 1] = 0,
     b_scale_rows: Scalar[i32],
     b_first_row: Scalar[i32] = 0,
+    halves: Axis,
 ):
     """The same; rows of A may be normed first."""
 
@@ -495,7 +497,7 @@ gemm_bf16 = _declare(
 def _normed_a(options) -> np.ndarray:
     """Return A of a kernel that may norm it, in float64."""
     a, weight = options.pop("a"), options.pop("a_norm", None)
-    values = a.astype(np.float64)
+    values = (a if options.pop("halves") == 1 else a.view(np.float32)).astype(np.float64)
     if weight is None:
         return values
     means = np.square(values).mean(-1, keepdims=True)
@@ -506,6 +508,11 @@ def _normed_a(options) -> np.ndarray:
 _NORMED = (1, 576), (8, 1024), (3, 1536), (8, 32), (1, 8192)
 
 
+def _few_case(*sizes, tokens=None, halves=1, **rest) -> dict:
+    """A declared case of few rows in 16 bits."""
+    return case(*sizes, halves=halves, **rest) | ({"tokens": tokens} if tokens else {})
+
+
 gemm_few_bf16 = _declare(
     "gemm_few_bf16",
     _normed_in_16_bits,
@@ -514,11 +521,15 @@ gemm_few_bf16 = _declare(
     block=1,
     derived=_few_axes("bf16"),
     cases=[
-        *few_cases(lambda *sizes, tokens=None, **rest: case(*sizes, **rest) | ({"tokens": tokens} if tokens else {})),
-        *(case(rows, 40, depth, out_bf16=True, a_norm=True, a_eps=1e-5) for rows, depth in _NORMED),
+        *few_cases(_few_case),
+        *(
+            _few_case(rows, 40, depth, halves=halves, out_bf16=True, a_norm=True, a_eps=1e-5)
+            for rows, depth in _NORMED
+            for halves in (1, 2)
+        ),
         # up to eight rows: a gate and a bias, a residual
-        case(5, 136, 96, width=68, out_bf16=True, bias_f32=True, activation=5, alpha=0.125),
-        case(7, 70, 96, 2, out_f32=True, residual_f16=True, alpha=0.5),
+        _few_case(5, 136, 96, width=68, out_bf16=True, bias_f32=True, activation=5, alpha=0.125),
+        _few_case(7, 70, 96, 2, out_f32=True, residual_f16=True, alpha=0.5),
     ],
     draw=dict(a=_values, b=_values),
 )
@@ -629,11 +640,14 @@ def _declare_blocks(a: str, b: str, few: bool = False):
         depth = min(first.shape[-1], second.shape[-1])
         return first[..., :depth], second[..., :depth]
 
-    cases = few_cases(lambda *sizes, **rest: block_case(a, b, *sizes, **rest)) if few else block_cases(a, b)
     normed = few and half
+    halves = {"halves": 1} if normed else {}
+    cases = few_cases(lambda *sizes, **rest: block_case(a, b, *sizes, **halves, **rest)) if few else block_cases(a, b)
     if normed:
         cases += [
-            block_case(a, b, rows, 40, depth, out_f32=True, a_norm=True, a_eps=1e-5) for rows, depth in _NORMED[::2]
+            block_case(a, b, rows, 40, depth, halves=halves, out_f32=True, a_norm=True, a_eps=1e-5)
+            for halves, sizes in ((1, _NORMED[::2]), (2, _NORMED[:2]))
+            for rows, depth in sizes
         ]
     return _declare(
         name,
