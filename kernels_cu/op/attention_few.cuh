@@ -1,7 +1,8 @@
 // Attention of few queries. Keys and values stay in the format of the cache or operand and are expanded to 16 bits on
 // their way into the MMAs.
 //
-// A block computes 16 rows of one head of K and V. Each of its four warps has chunks of the keys of its own and a ring
+// A block computes 8 rows of one head of K and V. Both products have the rows of Q on the side of the MMA that is 8 wide
+// or leave the other half of 16 empty, so that a warp needs few registers. Each of its four warps has chunks of the keys of its own and a ring
 // of units in flight. The block adds four chunks to a node, which it writes. The result of a row depends only on the
 // row and on the keys that it sees: see tree.cuh. Formats and places of keys are chosen at run time, once a batch, so
 // any format of keys combines with any format of values. Units within one page are copied in whole rounds of the warp,
@@ -82,11 +83,13 @@ __device__ inline int capacity(int table, int page) {
     return min(static_cast<long long>(table) * page, 0x7fffffffll - node_keys);
 }
 
+constexpr int few_rows = 8;   // of a block
+
 // The node of a block's rows, for finish_rows.
 template <int dim>
 struct FinishedRows {
-    alignas(16) float o[16][dim + 8];   // the padding saves bank conflicts
-    float max[16], sum[16];
+    alignas(16) float o[few_rows][dim + 8];   // the padding saves bank conflicts
+    float max[few_rows], sum[few_rows];
 };
 
 // How a block divides the work. A block has one warp for each quarter of a multiprocessor. With several blocks to a
@@ -96,11 +99,11 @@ template <class Element_, int dim_>
 struct FewTiling {
     using Element = Element_;
     using Units = tile::CachedUnits<Element, dim_>;
-    static constexpr int dim = dim_, rows = 16;
+    static constexpr int dim = dim_, rows = few_rows;
     static constexpr int warps = node_chunks, threads = 32 * warps;
     static constexpr int keys = tile::tile_keys, units = keys / tile::cached_rows;   // of a tile
-    static constexpr int exchanged = dim <= 128 ? 32 : 64;   // columns of a node that warps exchange at once
-    static constexpr int blocks = dim <= 128 ? 2 : 1;
+    static constexpr int exchanged = 64;   // columns of a node that warps exchange at once
+    static constexpr int blocks = dim > 128 ? 1 : ptx::shared_bytes_per_block <= 128 * 1024 ? 2 : 3;
     using Node = tile::WarpNode<exchanged>;
     using State = tile::WarpNode<dim>;
     using Finished = FinishedRows<dim>;
@@ -214,19 +217,19 @@ struct UnitCursor {
 
 // s[j] = s[j + by]. Rolled loops over batches then use the same registers, the first or the last ones, in every
 // iteration.
-template <int by, int count, class Fragment>
-__device__ inline void move_up(Fragment (&s)[count]) {
+template <int by, int count, class Value>
+__device__ inline void move_up(Value (&s)[count][2]) {
 #pragma unroll
     for (int j = 0; j + by < count; ++j)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) s[j][i] = s[j + by][i];
+        for (int i = 0; i < 2; ++i) s[j][i] = s[j + by][i];
 }
 
 // s[j] = s[(j + 1) % count].
-template <int count, class Fragment>
-__device__ inline void rotate(Fragment (&s)[count]) {
+template <int count, class Value>
+__device__ inline void rotate(Value (&s)[count][2]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 2; ++i) {
         const auto first = s[0][i];
 #pragma unroll
         for (int j = 0; j + 1 < count; ++j) s[j][i] = s[j + 1][i];
@@ -234,62 +237,89 @@ __device__ inline void rotate(Fragment (&s)[count]) {
     }
 }
 
-// Hides the keys of the tile that starts at `first_key` from the rows g + 8 half if their query does not see them.
-template <int half, int tiles>
-__device__ inline void hide_keys(tile::Accumulator (&s)[1][tiles], const Problem &problem, int query, int first_key) {
+// Scores or weights of a lane's row g: those of keys 8 j + 2 t and 8 j + 2 t + 1 of a tile, for lane = 4 g + t.
+template <int tiles>
+using FewScores = float[tiles][2];
+
+// Hides the keys of the tile that starts at `first_key` from the lane's row if its query does not see them.
+template <int tiles>
+__device__ inline void hide_keys(float (&s)[tiles][2], const Problem &problem, int query, int first_key) {
     using Keys = tile::NaturalKeys;
     const int lane_key = first_key + Keys::key(0, tile::accumulator_column(0));
     const int begin = problem.first_visible(query) - lane_key, end = problem.end_visible(query) - lane_key;
 #pragma unroll
     for (int j = 0; j < tiles; ++j)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            float &score = s[0][j][2 * half + i];
-            score = Keys::key(j, i) < end ? score : -INFINITY;
-        }
+        for (int i = 0; i < 2; ++i) s[j][i] = Keys::key(j, i) < end ? s[j][i] : -INFINITY;
     if (problem.options.left >= problem.keys) return;   // no window
 #pragma unroll
     for (int j = 0; j < tiles; ++j)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            float &score = s[0][j][2 * half + i];
-            score = Keys::key(j, i) >= begin ? score : -INFINITY;
-        }
+        for (int i = 0; i < 2; ++i) s[j][i] = Keys::key(j, i) >= begin ? s[j][i] : -INFINITY;
 }
 
-// What softmax.take(s, factor) does, for the rows g + 8 half alone.
-template <int half, class Softmax, int tiles>
-__device__ __forceinline__ void take_half(Softmax &softmax, tile::Accumulator (&s)[1][tiles], float factor) {
-    float &max = softmax.row_max[0][half], &sum = softmax.row_sum[0][half];
-    float most = fmaxf(s[0][0][2 * half], s[0][0][2 * half + 1]);
+// Values of a lane's row g for lanes with the columns of O^T: those of rows 2 t and 2 t + 1.
+struct OfColumns {
+    float row[2];
+
+    __device__ explicit OfColumns(float of_row) {
 #pragma unroll
-    for (int j = 1; j < tiles; ++j) most = fmaxf(most, fmaxf(s[0][j][2 * half], s[0][j][2 * half + 1]));
-    most *= factor;
-    if (ptx::vote_sync_any(most > max + softmax.headroom)) {
-        most = tile::reduce_row(most, [](float a, float b) { return fmaxf(a, b); });
-        most = most > max + softmax.headroom ? Softmax::whole(most) : max;
-        const float under_new = Softmax::rescale(max, most);
-        max = most;
-        sum *= under_new;
-#pragma unroll
-        for (auto &values : softmax.o[0]) values[2 * half] *= under_new, values[2 * half + 1] *= under_new;
+        for (int i = 0; i < 2; ++i) row[i] = __uint_as_float(ptx::shfl_sync_idx_b32(__float_as_uint(of_row), 4 * tile::accumulator_column(i)));
     }
-    const Exponents exponents(max);
-#pragma unroll
-    for (auto &scores : s[0])
-#pragma unroll
-        for (int i = 2 * half; i < 2 * half + 2; ++i) {
-            scores[i] = exponents.weight(scores[i], factor);
-            sum += scores[i];
-        }
-}
+};
 
-// Writes the outputs of rows first_row .. end_row - 1 of a problem with one node. Eight threads have a row. dim_v is a
-// multiple of merge_columns.
+// The running softmax of OnlineSoftmax for the 8 rows of a warp, with O transposed: o[j] has 16 columns of the output as
+// rows of the accumulator, and the rows of Q as its columns. row_max and row_sum belong to row g.
+template <int dim>
+struct FewSoftmax {
+    using Rows = OnlineSoftmax<1, dim>;
+    tile::Accumulator o[dim / 16];
+    float row_max, row_sum;   // as those of OnlineSoftmax
+
+    __device__ void start() {
+#pragma unroll
+        for (auto &accumulator : o)
+#pragma unroll
+            for (float &element : accumulator) element = 0.0f;
+        row_max = no_maximum, row_sum = 0.0f;
+    }
+
+    // What OnlineSoftmax::take does.
+    template <int tiles>
+    __device__ __forceinline__ void take(float (&s)[tiles][2], float factor) {
+        float most = fmaxf(s[0][0], s[0][1]);
+#pragma unroll
+        for (int j = 1; j < tiles; ++j) most = fmaxf(most, fmaxf(s[j][0], s[j][1]));
+        most *= factor;
+        if (ptx::vote_sync_any(most > row_max)) {
+            most = tile::reduce_row(most, [](float a, float b) { return fmaxf(a, b); });
+            most = most > row_max ? Rows::whole(most) : row_max;
+            const float under_new = Rows::rescale(row_max, most);
+            row_max = most;
+            row_sum *= under_new;
+            const OfColumns factors(under_new);
+#pragma unroll
+            for (auto &values : o)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) values[i] *= factors.row[i % 2];
+        }
+        const Exponents exponents(row_max);
+#pragma unroll
+        for (auto &scores : s)
+#pragma unroll
+            for (float &score : scores) {
+                score = exponents.weight(score, factor);
+                row_sum += score;
+            }
+    }
+};
+
+// Writes the outputs of rows first_row .. end_row - 1 of a problem with one node. Sixteen threads have a row. dim_v is
+// a multiple of merge_columns.
 template <int dim>
 __device__ inline void finish_rows(const FewProblem &problem, const FinishedRows<dim> &rows, int first_row, int end_row,
                                    const FewEnding &ending) {
-    constexpr int row_threads = 8;
+    constexpr int row_threads = 32 * node_chunks / few_rows;
     const AttentionOptions &options = problem.options;
     const int in_block = threadIdx.x / row_threads, row = first_row + in_block;
     if (row >= end_row) return;
@@ -330,7 +360,7 @@ __device__ inline void finish_rows(const FewProblem &problem, const FinishedRows
     }
 }
 
-// Attention of the 16 rows of a block for one split of the nodes. Nodes are undivided sums and go to partial, row_max
+// Attention of the 8 rows of a block for one split of the nodes. Nodes are undivided sums and go to partial, row_max
 // and row_sum of the options, as splits do. A single node becomes the outputs of `ending`.
 template <class Tiling, class Element>
 __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, const Element *q,
@@ -338,7 +368,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                                               const AttentionOptions &options, const FewEnding &ending) {
     using Units = typename Tiling::Units;
     using Columns = typename Units::Columns;
-    constexpr int dim = Tiling::dim, units = Tiling::units, columns = dim / tile::mma_columns;
+    constexpr int dim = Tiling::dim, units = Tiling::units, accumulators = dim / tile::mma_rows;
     // The rows of this block.
     const FewProblem problem(options, uint3(blockIdx));
     const int first_row = problem.row_block * Tiling::rows;
@@ -504,9 +534,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                         (cached.k_global ? cached.k_global[cached.levels == 1 ? 0 : problem.head] : 1.0f);
     const float factor = score_factor(problem, scale), value_lift = tile::lift_of(cached.v.format);
     const bool natural_columns = cached.v.format == RowFormat::plain || cached.v.has_columns();
-    const int lane_queries[2] = {problem.query_of(first_row + tile::accumulator_row(0)),
-                                 problem.query_of(first_row + tile::accumulator_row(2))};
-    const uint32_t of_columns = tile::address_b(*reinterpret_cast<Columns *>(arena)) - arena_address;
+    const int lane_query = problem.query_of(first_row + tile::accumulator_row(0));
+    const uint32_t of_columns = tile::address_a(*reinterpret_cast<Columns *>(arena)) - arena_address;
     int read = ring.begin;    // offset of the slot that is read next
     int empty = ring.slots;   // slots to fill: at first all, then the one that was read last
 
@@ -532,20 +561,16 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     UnitCursor<units> here = coming;
 #pragma unroll 1
     for (int node = first_node; node < end_node; node += node_step) {
-        OnlineSoftmax<1, dim> softmax;
+        FewSoftmax<dim> softmax;
         softmax.start();
-        // Stores columns of O from column tile `first` on, and maxima and sums.
+        // Stores columns of O from accumulator `first` on, and maxima and sums.
         const auto send = [&](auto &to, int first) {
 #pragma unroll
             for (int j = 0; j < std::remove_reference_t<decltype(to)>::tiles; ++j) {
-                const tile::Accumulator &o = softmax.o[0][first + j];
+                const tile::Accumulator &o = softmax.o[first + j];
                 to.accumulator(j) = {o[0], o[1], o[2], o[3]};
             }
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                to.row_max(half) = softmax.row_max[0][half];
-                to.row_sum(half) = softmax.row_sum[0][half];
-            }
+            to.row_max() = softmax.row_max, to.row_sum() = softmax.row_sum;
         };
         // The state of the softmax after a tile of a shared chunk, which the warp of the next tile continues. Each pair
         // of neighbors has a barrier of its own, so that no other warp waits.
@@ -555,16 +580,12 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             ptx::bar_sync(1 + tile, 2 * 32);   // this warp sees that state
             typename Tiling::State &from = state_of(tile);
 #pragma unroll
-            for (int j = 0; j < columns; ++j) {
+            for (int j = 0; j < accumulators; ++j) {
                 const float4 four = from.accumulator(j);
-                tile::Accumulator &o = softmax.o[0][j];
+                tile::Accumulator &o = softmax.o[j];
                 o[0] = four.x, o[1] = four.y, o[2] = four.z, o[3] = four.w;
             }
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                softmax.row_max[0][half] = from.row_max(half);
-                softmax.row_sum[0][half] = from.row_sum(half);
-            }
+            softmax.row_max = from.row_max(), softmax.row_sum = from.row_sum();
         };
 #pragma unroll 1
         for (; here.node == node; here.tile++, here.settle()) {
@@ -576,8 +597,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             const bool isolates = !common && (first_query != last_query || cached.v.has_columns());
             // A batch of keys at a time gives the scores of the tile, which become weights, and then a batch of values
             // at a time joins the sums. Both wait for their slot in the same place, since its code is long.
-            tile::Accumulator s[1][2 * units];
-            tile::FragmentA p[units];
+            FewScores<2 * units> s;
+            tile::FragmentB p[units];   // P^T
             int batch;
 #pragma unroll 1
             for (int step = 0; step < 2 * units; step += batch) {
@@ -587,46 +608,54 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                     tile::with_format<Element>(cached.k.format, [&](auto of) {
                         constexpr int groups = 2 * Tiling::template batch<decltype(of)>;
                         constexpr int at_once = dim > 128 ? 1 : groups;
-                        move_up<groups>(s[0]);
+                        move_up<groups>(s);
 #pragma unroll
                         for (int group = 0; group < groups; group += at_once) {
                             tile::Accumulator sums[at_once] = {};
                             Units::multiply_keys(sums, slot, group, k_packed, query, of);
 #pragma unroll
-                            for (int j = 0; j < at_once; ++j) tile::copy(s[0][2 * units - groups + group + j], sums[j]);
+                            for (int j = 0; j < at_once; ++j)
+#pragma unroll
+                                for (int i = 0; i < 2; ++i) s[2 * units - groups + group + j][i] = sums[j][i];
                         }
                     });
                     if (step + batch < units) continue;
                     if (shares && here.tile > first_tile) continue_after(here.tile - 1);
-                    if (problem.transforms_scores())
+                    if (problem.transforms_scores()) {
+                        tile::Accumulator some[1][2 * units] = {};
+#pragma unroll
+                        for (int j = 0; j < 2 * units; ++j) some[0][j][0] = s[j][0], some[0][j][1] = s[j][1];
                         transform_scores<tile::NaturalKeys, true>(
-                            s, problem,
-                            [&](int, int half) {
-                                return min(first_row + tile::accumulator_row(2 * half), problem.rows - 1);
-                            },
+                            some, problem,
+                            [&](int, int) { return min(first_row + tile::accumulator_row(0), problem.rows - 1); },
                             tile_key, scale);
-                    static_for<2>([&](auto half) {
-                        if (half == 1 && end_row - first_row <= 8) return;   // without such rows
-                        if (!common) hide_keys<half>(s, problem, lane_queries[half], tile_key);
-                        take_half<half>(softmax, s, factor);
-                    });
+#pragma unroll
+                        for (int j = 0; j < 2 * units; ++j) s[j][0] = some[0][j][0], s[j][1] = some[0][j][1];
+                    }
+                    if (!common) hide_keys(s, problem, lane_query, tile_key);
+                    softmax.take(s, factor);
 #pragma unroll
                     for (int i = 0; i < units; ++i)
-                        tile::accumulators_to_a(p[i], s[0][2 * i], s[0][2 * i + 1], Element{});
+#pragma unroll
+                        for (int half = 0; half < 2; ++half)
+                            p[i][half] = tile::rounded_pair(s[2 * i + half][1], s[2 * i + half][0], Element{});
                     continue;
                 }
-                // o += P V, in one pass for all queries, or in a pass for each query with only its keys.
+                // O^T += V^T P^T, in one pass for all queries, or in a pass for each query with only its keys.
                 const int part = step - units;
-                const auto add_shown = [&](tile::Accumulator &o, const tile::FragmentA &p, const tile::FragmentB &b,
+                const auto add_shown = [&](tile::Accumulator &o, const tile::FragmentA &v, const tile::FragmentB &p,
                                            int query, int first) {
                     const int begin = problem.first_visible(query) - first, end = problem.end_visible(query) - first;
                     const auto seen = tile::pair_masks([&](int key) { return key >= begin && key < end; });
                     tile::Accumulator sum;
                     tile::copy(sum, o);
-                    tile::multiply(sum, p, tile::FragmentB{b[0] & seen.pair[0], b[1] & seen.pair[1]}, Element{});
+                    tile::multiply(sum,
+                                   tile::FragmentA{v[0] & seen.pair[0], v[1] & seen.pair[0], v[2] & seen.pair[1],
+                                                   v[3] & seen.pair[1]},
+                                   p, Element{});
 #pragma unroll
                     for (int i = 0; i < 4; ++i)
-                        if (lane_queries[i / 2] == query) o[i] = sum[i];
+                        if (problem.query_of(first_row + tile::accumulator_column(i)) == query) o[i] = sum[i];
                 };
                 if (!cached.v.has_columns()) {
                     // Units of rows: 16 keys, all columns.
@@ -639,8 +668,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                             for (int i = 0; i < end; ++i) {
                                 Units::for_values(
                                     slot + i * bytes, v_packed,
-                                    [&](int j, const tile::FragmentB &b) {
-                                        tile::multiply(softmax.o[0][j], p[0], b, Element{});
+                                    [&](int j, const tile::FragmentA &v) {
+                                        tile::multiply(softmax.o[j], v, p[0], Element{});
                                     },
                                     of);
                                 rotate(p);
@@ -654,8 +683,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                                 ptx::bar_warp_sync();   // values expanded before this loop would occupy registers
                                 Units::for_values(
                                     slot + i * bytes, v_packed,
-                                    [&](int j, const tile::FragmentB &b) {
-                                        add_shown(softmax.o[0][j], p[0], b, query,
+                                    [&](int j, const tile::FragmentA &v) {
+                                        add_shown(softmax.o[j], v, p[0], query,
                                                   tile_key + (part + i) * tile::cached_rows);
                                     },
                                     of);
@@ -678,31 +707,29 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                             static_cast<uint32_t>(__cvta_generic_to_shared(expanded)) + of_columns;
                         static_for<units>([&](auto quarter) {
                             if (part + i != quarter) return;
-                            tile::Accumulator *o = softmax.o[0] + quarter * (columns / 4);
+                            tile::Accumulator *o = softmax.o + quarter * (accumulators / 4);
                             const auto add = [&](auto &&add_to) {
 #pragma unroll
                                 for (int step = 0; step < units; ++step) {
 #pragma unroll
-                                    for (int pair = 0; pair < Units::quarter / 16; ++pair) {
-                                        tile::FragmentB b[2];
-                                        tile::load_b<Columns>(b, columns_address, 16 * pair, 2 * step);
-#pragma unroll
-                                        for (int half = 0; half < 2; ++half)
-                                            add_to(o[2 * pair + half], p[step], b[half], step);
+                                    for (int j = 0; j < Units::quarter / 16; ++j) {
+                                        tile::FragmentA v;
+                                        tile::load_a<Columns>(v, columns_address, 16 * j, 2 * step);
+                                        add_to(o[j], v, p[step], step);
                                     }
                                 }
                             };
                             if (!isolates) {
-                                add([](tile::Accumulator &o, const tile::FragmentA &p, const tile::FragmentB &b, int) {
-                                    tile::multiply(o, p, b, Element{});
+                                add([](tile::Accumulator &o, const tile::FragmentA &v, const tile::FragmentB &p, int) {
+                                    tile::multiply(o, v, p, Element{});
                                 });
                                 return;
                             }
 #pragma unroll 1
                             for (int query = first_query; query <= last_query; ++query) {
                                 ptx::bar_warp_sync();
-                                add([&](tile::Accumulator &o, const tile::FragmentA &p, const tile::FragmentB &b,
-                                        int step) { add_shown(o, p, b, query, tile_key + step * tile::cached_rows); });
+                                add([&](tile::Accumulator &o, const tile::FragmentA &v, const tile::FragmentB &p,
+                                        int step) { add_shown(o, v, p, query, tile_key + step * tile::cached_rows); });
                             }
                         });
                     }
@@ -714,37 +741,34 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             send(state_of(warp), 0);
             ptx::bar_sync(1 + warp, 2 * 32);   // the next warp sees it
         }
-        softmax.finish();
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-            if (softmax.row_sum[0][half] == 0.0f) softmax.row_max[0][half] = -INFINITY;   // a row without keys
+        softmax.row_sum = tile::reduce_row(softmax.row_sum, [](float a, float b) { return a + b; });
+        if (softmax.row_sum == 0.0f) softmax.row_max = -INFINITY;   // a row without keys
 
         // The node: chunks 0 + 1 and 2 + 3 of the four warps, then the sum of both.
         const auto node_of = [&](int warp) ->
             typename Tiling::Node & { return *reinterpret_cast<typename Tiling::Node *>(shared.arena[warp].bytes); };
         const auto take = [&](typename Tiling::Node &from, int first) {
-            const NodeSum sums[2] = {{softmax.row_max[0][0], from.row_max(0)},
-                                     {softmax.row_max[0][1], from.row_max(1)}};
+            const NodeSum sum(softmax.row_max, from.row_max());
+            const OfColumns lefts(sum.left), rights(sum.right);
+            const auto add = [&](float &left, float right, int i) {
+                left = fmaf(left, lefts.row[i], right * rights.row[i]);   // as sum.add
+            };
 #pragma unroll
-            for (int j = 0; j < Tiling::exchanged / 8; ++j) {
+            for (int j = 0; j < Tiling::exchanged / tile::mma_rows; ++j) {
                 const float4 right = from.accumulator(j);
-                tile::Accumulator &o = softmax.o[0][first + j];
-                o[0] = sums[0].add(o[0], right.x), o[1] = sums[0].add(o[1], right.y);
-                o[2] = sums[1].add(o[2], right.z), o[3] = sums[1].add(o[3], right.w);
+                tile::Accumulator &o = softmax.o[first + j];
+                add(o[0], right.x, 0), add(o[1], right.y, 1), add(o[2], right.z, 0), add(o[3], right.w, 1);
             }
-            if (first + Tiling::exchanged / 8 < dim / 8) return;   // later columns need the old maxima
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                softmax.row_sum[0][half] = sums[half].add(softmax.row_sum[0][half], from.row_sum(half));
-                softmax.row_max[0][half] = sums[half].max;
-            }
+            if (first + Tiling::exchanged / tile::mma_rows < accumulators) return;   // later columns need the old maxima
+            softmax.row_sum = sum.add(softmax.row_sum, from.row_sum());
+            softmax.row_max = sum.max;
         };
 #pragma unroll
         for (int level = 1; level < Tiling::warps; level *= 2) {
             // Right sides behind the last key add nothing.
             if ((node * node_chunks + level) * (chunk_units / units) >= end_tile) continue;
 #pragma unroll
-            for (int first = 0; first < dim / 8; first += Tiling::exchanged / 8) {
+            for (int first = 0; first < accumulators; first += Tiling::exchanged / tile::mma_rows) {
                 if (warp % (2 * level) == level) send(node_of(warp), first);
                 ptx::bar_sync();   // all threads see the right sides
                 if (warp % (2 * level) == 0) take(node_of(warp + level), first);
@@ -753,41 +777,38 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         }
         // The warp that has the sum of all chunks writes the node, for finish_rows into its ring, which is empty then.
         if (warp != writer) continue;
+        const size_t first_at = size_t(node) * options.batch * options.heads_kv * options.group * options.queries;
+        if (tile::accumulator_column(0) == 0 && first_row + tile::accumulator_row(0) < end_row) {
+            const int in_block = tile::accumulator_row(0);
+            const size_t at = first_at + problem.row_at(first_row + in_block);
+            *(finishes ? finished.max + in_block : options.row_max + at) = softmax.row_max;
+            *(finishes ? finished.sum + in_block : options.row_sum + at) = softmax.row_sum;
+        }
+        const OfColumns maxima(softmax.row_max);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int in_block = tile::accumulator_row(2 * half), row = first_row + in_block;
-            if (row >= end_row) continue;
-            const size_t at =
-                size_t(node) * options.batch * options.heads_kv * options.group * options.queries + problem.row_at(row);
-            const float max = softmax.row_max[0][half];
-            if (tile::accumulator_column(0) == 0) {
-                *(finishes ? finished.max + in_block : options.row_max + at) = max;
-                *(finishes ? finished.sum + in_block : options.row_sum + at) = softmax.row_sum[0][half];
-            }
-            if (max == -INFINITY) continue;   // merging ignores the node, so its values need not be written
+        for (int i = 0; i < 2; ++i) {
+            const int in_block = tile::accumulator_column(i), row = first_row + in_block;
+            // Merging ignores nodes without keys, so their values need not be written.
+            if (row >= end_row || maxima.row[i] == -INFINITY) continue;
+            const size_t at = first_at + problem.row_at(row);
             // One code stores to both memories.
             float *const target =
                 ptx::of_this_branch(finishes ? finished.o[in_block] : options.partial + at * options.dim_v);
             if (natural_columns) {
 #pragma unroll
-                for (int j = 0; j < columns; ++j) {
-                    const int column = j * tile::mma_columns + tile::accumulator_column(0);
-                    if (column >= options.dim_v) continue;
-                    const tile::Accumulator &o = softmax.o[0][j];
-                    *reinterpret_cast<float2 *>(target + column) = {o[2 * half] * value_lift,
-                                                                    o[2 * half + 1] * value_lift};
+                for (int j = 0; j < 2 * accumulators; ++j) {
+                    const int column = j * tile::mma_columns + tile::accumulator_row(0);
+                    if (column < options.dim_v) target[column] = softmax.o[j / 2][2 * (j % 2) + i] * value_lift;
                 }
-            } else {   // a lane has two runs of columns; dim_v of block formats is a multiple of 4
+            } else {   // a lane has a run of columns; dim_v of block formats is a multiple of 4
 #pragma unroll
-                for (int i = 0; i < 2; ++i)
-#pragma unroll
-                    for (int j = 0; j < columns; j += 4) {
-                        const int column = tile::accumulator_column(i) * columns + j, at = 2 * half + i;
-                        if (column >= options.dim_v) continue;
-                        const tile::Accumulator *o = softmax.o[0] + j;
-                        *reinterpret_cast<float4 *>(target + column) = {o[0][at] * value_lift, o[1][at] * value_lift,
-                                                                        o[2][at] * value_lift, o[3][at] * value_lift};
-                    }
+                for (int j = 0; j < accumulators; j += 2) {
+                    const int column = tile::accumulator_row(0) * (2 * accumulators) + 2 * j;
+                    if (column >= options.dim_v) continue;
+                    const tile::Accumulator *o = softmax.o + j;
+                    *reinterpret_cast<float4 *>(target + column) = {o[0][i] * value_lift, o[0][2 + i] * value_lift,
+                                                                    o[1][i] * value_lift, o[1][2 + i] * value_lift};
+                }
             }
         }
     }

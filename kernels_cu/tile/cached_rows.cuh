@@ -40,7 +40,7 @@ constexpr int cached_rows = 16;   // keys of a unit
 template <int dim>
 constexpr int few_arena_bytes = dim > 128                                   ? 23040
                                 : ptx::shared_bytes_per_block <= 128 * 1024 ? 11520
-                                                                            : 26880;
+                                                                            : 17920;
 
 // The formats of rows, as numbered by scalars of entries: values in 16 bits, or codes with scales.
 enum class RowFormat { plain, mxfp8, mxfp4, nvfp4 };
@@ -457,17 +457,17 @@ struct CachedUnits {
         }
     }
 
-    // B of the values of a unit, all columns: calls add(column tile, b).
+    // The values of a unit as A, transposed, all columns: calls add(j, a) for column tiles 2 j and 2 j + 1.
     template <class Format, class Add>
     __device__ static void for_values(const char *unit, bool packed, Add &&add, Format) {
         if constexpr (Format::bits == 16) {
-            const uint32_t address = address_b_transposed(*reinterpret_cast<const Rows *>(unit));
+            const Rows &rows = *reinterpret_cast<const Rows *>(unit);
+            const uint32_t address = rows.address(ptx::laneid() % 8 + 8 * (ptx::laneid() / 16), ptx::laneid() / 8 % 2);
 #pragma unroll
-            for (int pair = 0; pair < dim / 16; ++pair) {
-                FragmentB b[2];
-                load_b_transposed<Rows>(b, address, 0, 2 * pair);
-                add(2 * pair, b[0]);
-                add(2 * pair + 1, b[1]);
+            for (int j = 0; j < dim / 16; ++j) {
+                FragmentA a;
+                ptx::ldmatrix_x4_trans(a, Rows::moved(address, 0, 2 * j));
+                add(j, a);
             }
         } else {
             const int eighth = ptx::laneid() / 4, key = 2 * (ptx::laneid() % 4);
@@ -497,7 +497,8 @@ struct CachedUnits {
                     pairs_of_rows<Format>(row8.word + eight * words_of_eight, row9.word + eight * words_of_eight,
                                           scales[1], far);
 #pragma unroll
-                    for (int i = 0; i < 8; ++i) add(value + i, FragmentB{near[i], far[i]});
+                    for (int i = 0; i < 8; i += 2)
+                        add((value + i) / 2, FragmentA{near[i], near[i + 1], far[i], far[i + 1]});
                 }
             }
         }
@@ -674,23 +675,23 @@ __device__ inline PairMasks pair_masks(Seen &&seen) {
     return masks;
 }
 
-// Q as A, with the column order of keys as B. row_of(row) is the address of one of 16 rows, null for zeros; a row has
-// `columns` values, a multiple of eight.
+// Q as A, with the column order of keys as B, and with zeros as rows 8 .. 15. row_of(row) is the address of one of 8
+// rows, null for zeros; a row has `columns` values, a multiple of eight.
 template <class Element, int dim, class RowOf>
 __device__ inline void load_queries(FragmentA (&a)[dim / 16], int columns, RowOf &&row_of) {
+    const Element *row = row_of(accumulator_row(0));
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const Element *row = row_of(accumulator_row(2 * half));
+    for (int eight = 0; eight < dim / 32; ++eight) {
+        const int column = ptx::laneid() % 4 * (dim / 4) + 8 * eight;
+        uint32_t words[4], pairs[4];
 #pragma unroll
-        for (int eight = 0; eight < dim / 32; ++eight) {
-            const int column = ptx::laneid() % 4 * (dim / 4) + 8 * eight;
-            uint32_t words[4], pairs[4];
+        for (int i = 0; i < 4; ++i)
+            words[i] = row && column < columns ? __ldg(reinterpret_cast<const uint32_t *>(row + column) + i) : 0;
+        pairs_of_row<CachedPlain>(words, 0, pairs);
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                words[i] = row && column < columns ? __ldg(reinterpret_cast<const uint32_t *>(row + column) + i) : 0;
-            pairs_of_row<CachedPlain>(words, 0, pairs);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) a[2 * eight + i / 2][half + 2 * (i % 2)] = pairs[i];
+        for (int i = 0; i < 4; ++i) {
+            FragmentA &of = a[2 * eight + i / 2];
+            of[2 * (i % 2)] = pairs[i], of[2 * (i % 2) + 1] = 0;
         }
     }
 }
@@ -700,16 +701,16 @@ __device__ inline void copy(Accumulator &to, const Accumulator &from) {
     for (int i = 0; i < 4; ++i) to[i] = from[i];
 }
 
-// The accumulators of a warp in shared memory, for another warp.
+// The accumulators of a warp in shared memory, for another warp: `columns` columns of O as rows of accumulators.
 template <int columns>
 struct WarpNode {
-    static constexpr int tiles = columns / mma_columns;
+    static constexpr int tiles = columns / mma_rows;
     float4 o[tiles][32];
-    float max[2][32], sum[2][32];
+    float max[32], sum[32];
 
     __device__ float4 &accumulator(int j) { return o[j][ptx::laneid()]; }
-    __device__ float &row_max(int half) { return max[half][ptx::laneid()]; }
-    __device__ float &row_sum(int half) { return sum[half][ptx::laneid()]; }
+    __device__ float &row_max() { return max[ptx::laneid()]; }
+    __device__ float &row_sum() { return sum[ptx::laneid()]; }
 };
 
 }   // namespace tile
