@@ -599,13 +599,14 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             // at a time joins the sums. Both wait for their slot in the same place, since its code is long.
             FewScores<2 * units> s;
             tile::FragmentB p[units];   // P^T
+            constexpr int mx_batch = Tiling::template batch<tile::CachedMxfp4>;
             int batch;
 #pragma unroll 1
             for (int step = 0; step < 2 * units; step += batch) {
                 char *const slot = next_slot();
                 batch = step < units ? ring.k_batch : ring.v_batch;
                 if (step < units) {
-                    tile::with_format<Element>(cached.k.format, [&](auto of) {
+                    Units::template with_format_of<mx_batch>(cached.k.format, slot, [&](auto of) {
                         constexpr int groups = 2 * Tiling::template batch<decltype(of)>;
                         constexpr int at_once = dim > 128 ? 1 : groups;
                         move_up<groups>(s);
@@ -644,7 +645,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 // O^T += V^T P^T, in one pass for all queries, or in a pass for each query with only its keys.
                 const int part = step - units;
                 const auto add_shown = [&](tile::Accumulator &o, const tile::FragmentA &v, const tile::FragmentB &p,
-                                           int query, int first) {
+                                           int query, const bool (&is_of_query)[2], int first) {
                     const int begin = problem.first_visible(query) - first, end = problem.end_visible(query) - first;
                     const auto seen = tile::pair_masks([&](int key) { return key >= begin && key < end; });
                     tile::Accumulator sum;
@@ -655,43 +656,53 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                                    p, Element{});
 #pragma unroll
                     for (int i = 0; i < 4; ++i)
-                        if (problem.query_of(first_row + tile::accumulator_column(i)) == query) o[i] = sum[i];
+                        o[i] = is_of_query[i % 2] ? sum[i] : o[i];
+                };
+                // Calls pass(query, whether the rows of a lane's columns of O^T are of that query) for all queries.
+                const auto for_queries = [&](auto &&pass) {
+#pragma unroll 1
+                    for (int query = first_query; query <= last_query; ++query) {
+                        ptx::bar_warp_sync();   // values expanded before this loop would occupy registers
+                        const OfColumns of_query(lane_query == query ? 1.0f : 0.0f);
+                        const bool is_of_query[2] = {of_query.row[0] != 0.0f, of_query.row[1] != 0.0f};
+                        pass(query, is_of_query);
+                    }
                 };
                 if (!cached.v.has_columns()) {
                     // Units of rows: 16 keys, all columns.
-                    tile::with_format<Element>(cached.v.format, [&](auto of) {
-                        constexpr int batch = Tiling::template batch<decltype(of)>;
+                    const auto add_units = [&](auto of) {
                         constexpr int bytes = Units::template row_bytes<decltype(of)>();
-                        if (!isolates) {
-                            const int end = ptx::of_this_branch(batch);   // else the first iteration stands apart
+                        const int end = ptx::of_this_branch(Tiling::template batch<decltype(of)>);   // else the first
+                                                                                                     // stands apart
 #pragma unroll 1
-                            for (int i = 0; i < end; ++i) {
-                                Units::for_values(
-                                    slot + i * bytes, v_packed,
-                                    [&](int j, const tile::FragmentA &v) {
-                                        tile::multiply(softmax.o[j], v, p[0], Element{});
-                                    },
-                                    of);
-                                rotate(p);
-                            }
-                            return;
+                        for (int i = 0; i < end; ++i) {
+                            Units::for_values(
+                                slot + i * bytes, v_packed,
+                                [&](int j, const tile::FragmentA &v) {
+                                    tile::multiply(softmax.o[j], v, p[0], Element{});
+                                },
+                                of);
+                            rotate(p);
                         }
+                    };
+                    const auto add_isolated = [&](auto of) {
+                        constexpr int bytes = Units::template row_bytes<decltype(of)>();
 #pragma unroll 1
-                        for (int i = 0; i < batch; ++i) {
-#pragma unroll 1
-                            for (int query = first_query; query <= last_query; ++query) {
-                                ptx::bar_warp_sync();   // values expanded before this loop would occupy registers
+                        for (int i = 0; i < Tiling::template batch<decltype(of)>; ++i) {
+                            for_queries([&](int query, const bool (&is_of_query)[2]) {
                                 Units::for_values(
                                     slot + i * bytes, v_packed,
                                     [&](int j, const tile::FragmentA &v) {
-                                        add_shown(softmax.o[j], v, p[0], query,
+                                        add_shown(softmax.o[j], v, p[0], query, is_of_query,
                                                   tile_key + (part + i) * tile::cached_rows);
                                     },
                                     of);
-                            }
+                            });
                             move_up<1>(p);
                         }
-                    });
+                    };
+                    if (isolates) tile::with_format<Element>(cached.v.format, add_isolated);
+                    else Units::template with_format_of<mx_batch>(cached.v.format, slot, add_units);
                 } else {
                     // Units of columns: a quarter of the columns, all keys of the tile.
                     const int bytes = Units::column_bytes(cached.v.format);
@@ -725,12 +736,12 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                                 });
                                 return;
                             }
-#pragma unroll 1
-                            for (int query = first_query; query <= last_query; ++query) {
-                                ptx::bar_warp_sync();
+                            for_queries([&](int query, const bool (&is_of_query)[2]) {
                                 add([&](tile::Accumulator &o, const tile::FragmentA &v, const tile::FragmentB &p,
-                                        int step) { add_shown(o, v, p, query, tile_key + step * tile::cached_rows); });
-                            }
+                                        int step) {
+                                    add_shown(o, v, p, query, is_of_query, tile_key + step * tile::cached_rows);
+                                });
+                            });
                         });
                     }
                 }

@@ -138,6 +138,20 @@ struct CachedMxfp4 {
     }
 };
 
+// The same for scales up to 2: scale and lift are one factor.
+struct CachedMxfp4Small : CachedMxfp4 {
+    __device__ static uint32_t scales(uint32_t bytes) {   // 2^(byte - 1)
+        return (__byte_perm(bytes, 0, 0x4140) << 7) + 0x3f003f00u;
+    }
+    __device__ static void pairs(uint32_t word, uint32_t scale, uint32_t (&pairs)[4]) {
+        e2m1_pairs<__nv_bfloat16>(word, pairs, scale);
+    }
+    // Whether no byte of a word of scales is above that of 2.
+    __device__ static bool holds(uint32_t bytes) {
+        return (((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) & bytes & 0x80808080u) == 0;
+    }
+};
+
 // e4m3 times ue8m0, in bf16, likewise.
 struct CachedMxfp8 {
     static constexpr int bits = 8, block = 32, chunk_values = 16;
@@ -247,6 +261,26 @@ struct CachedUnits {
     __device__ static int chunks(RowFormat format) { return dim * bits_of(format) / 8; }
     __device__ static int row_chunks(RowFormat format) { return dim * bits_of(format) / 128; }
     __device__ static int scale_step(RowFormat format) { return max(blocks_of(format, dim), 4); }
+
+    // Calls body(Format{}) for `batch` units of rows as with_format does, or with a quicker format that holds them.
+    template <int batch, class Body>
+    __device__ static void with_format_of(RowFormat format, const char *slot, Body &&body) {
+        if constexpr (is_bf16<Element> && dim == 128) {   // four bytes of scales to a row
+            if (format == RowFormat::mxfp4) {
+                static_assert(batch % 2 == 0, "whole rounds of a warp");
+                bool small = true;
+#pragma unroll
+                for (int i = 0; i < batch; i += 2) {
+                    const int unit = i + ptx::laneid() / cached_rows, row = ptx::laneid() % cached_rows;
+                    const char *codes = slot + unit * row_bytes<CachedMxfp4>();
+                    small &= CachedMxfp4Small::holds(
+                        reinterpret_cast<const uint32_t *>(codes + cached_rows * dim / 2)[row]);
+                }
+                if (!ptx::vote_sync_any(!small)) return body(CachedMxfp4Small{});
+            }
+        }
+        with_format<Element>(format, body);
+    }
 
     // Words of scales from a token to the next one.
     template <class Format>
