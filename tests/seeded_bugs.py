@@ -1260,8 +1260,8 @@ BUGS = [
         "a_chunk_of_a_whole_unit_in_the_place_of_another",
         FEW,
         "tile/cached_rows.cuh",
-        "static_cast<unsigned long long>(codes.stride) + 16 * chunk,",
-        "static_cast<unsigned long long>(codes.stride),",
+        "static_cast<unsigned long long>(codes.stride) + 16 * chunk);",
+        "static_cast<unsigned long long>(codes.stride));",
     ),
     Bug(
         "cache",
@@ -1324,8 +1324,8 @@ BUGS = [
         "two_formats_taken_for_one",
         FEW,
         "op/attention_few.cuh",
-        "tile::with_format<Element>(cached.v.format, [&](auto of) {",
-        "tile::with_format<Element>(cached.k.format, [&](auto of) {",
+        "with_format_of<mx_batch>(cached.v.format, slot, add_units);",
+        "with_format_of<mx_batch>(cached.k.format, slot, add_units);",
     ),
     Bug(
         "cache",
@@ -1364,7 +1364,7 @@ BUGS = [
         "rows_behind_the_last_key_copied",
         FEW,
         "tile/cached_rows.cuh",
-        "cp_async_cg_16_if(from_begin + 16 * i + rows * round < shown,",
+        "cp_async_cg_16_if(from_begin + rows * round < shown,",
         "cp_async_cg_16_if(0 * from_begin < shown,",
     ),
     Bug(
@@ -1404,8 +1404,8 @@ BUGS = [
         "scales_of_the_unit_before",
         FEW,
         "tile/cached_rows.cuh",
-        "cp_async_ca_4_all(scale_target + i * row_bytes<Format>() + 128 * round, from)",
-        "cp_async_ca_4_all(scale_target + 128 * round, from)",
+        "return scales_of(unit) +",
+        "return scales_of(unit & ~1u) +",
     ),
     Bug(
         "cache",
@@ -1425,11 +1425,11 @@ BUGS = [
     ),
     Bug(
         "cache",
-        "the_ninth_row_without_a_softmax",
+        "outputs_rescaled_by_the_factor_of_the_row_before",
         FEW,
         "op/attention_few.cuh",
-        "half == 1 && end_row - first_row <= 8",
-        "half == 1 && end_row - first_row <= 9",
+        "__float_as_uint(of_row), 4 * tile::accumulator_column(i)",
+        "__float_as_uint(of_row), 4 * tile::accumulator_column(0)",
     ),
     Bug(
         "cache",

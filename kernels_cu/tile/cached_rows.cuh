@@ -337,71 +337,70 @@ struct CachedUnits {
         int present;
     };
 
-    // Starts copying `batch` units of tokens with their scales, in whole rounds of a warp. codes_of(i) and scales_of(i)
-    // are the addresses of row 0 of unit i; those of scales are 4-byte aligned. Tokens other than begin .. end - 1
-    // become zeros; there are none if scales are packed.
+    // Starts copying `batch` units of tokens with their scales, in whole rounds of a warp; an equal part of its lanes
+    // copies each unit. codes_of(i) and scales_of(i) are the addresses of row 0 of unit i; those of scales are 4-byte
+    // aligned. Tokens other than begin .. end - 1 become zeros; there are none if scales are packed.
     template <class Format, int batch, class CodesOf, class ScalesOf>
     __device__ static void copy_whole(uint32_t slot, bool keys, int begin, int end, const WholeRows &codes,
                                       const WholeRows &scales, bool packed, CodesOf &&codes_of, ScalesOf &&scales_of) {
-        constexpr int row_chunks = dim * Format::bits / 128, rows = 32 / row_chunks;   // of a round
+        constexpr int lanes = 32 / batch, row_chunks = dim * Format::bits / 128, rows = lanes / row_chunks;   // of a round
+        static_assert(rows > 0, "a part of the lanes copies a whole row");
         // No part of the addresses may occupy registers from one batch to the next.
-        const unsigned lane = ptx::of_this_branch(ptx::laneid()), row = lane / row_chunks;
+        const unsigned all = ptx::of_this_branch(ptx::laneid()), unit = all / lanes, lane = all % lanes,
+                       row = lane / row_chunks;
         const int chunk = lane % row_chunks;
-        const uint32_t target = slot + 16 * place(row_chunks, keys, row, chunk);   // units are 128-byte aligned
-        const unsigned long long offset = row * static_cast<unsigned long long>(codes.stride) + 16 * chunk,
-                                 step = rows * static_cast<unsigned long long>(codes.stride);
-        // The target of a round of a unit. What it adds to the row has no bit that is set in row >> shift.
-        const auto target_of = [&](int i, int round) {
+        const uint32_t target_unit = slot + unit * row_bytes<Format>();   // 128-byte aligned
+        const uint32_t target = target_unit + 16 * place(row_chunks, keys, row, chunk);
+        const unsigned long long step = rows * static_cast<unsigned long long>(codes.stride);
+        const char *from = codes_of(unit) + (row * static_cast<unsigned long long>(codes.stride) + 16 * chunk);
+        // The target of a round. What it adds to the row has no bit that is set in row >> shift.
+        const auto target_of = [&](int round) {
             constexpr int mask = (row_chunks < 8 ? row_chunks : 8) - 1, shift = row_chunks >= 8   ? 0
                                                                                 : row_chunks == 4 ? 1
                                                                                                   : 2;
-            return (target ^ 16 * (rows * round >> shift & mask)) + 512 * round + i * row_bytes<Format>();
+            return (target ^ 16 * (rows * round >> shift & mask)) + 16 * lanes * round;
         };
         // Scales are copied in words: this lane's word of a row, and its addresses.
-        constexpr int of_row = scale_words<Format>, scale_rounds = ceil_div(cached_rows * of_row, 32);
+        constexpr int of_row = scale_words<Format>, scale_rounds = ceil_div(cached_rows * of_row, lanes),
+                      scale_rows = lanes / of_row;   // of a round
         const unsigned scale_row = lane / of_row, word = lane % of_row;
-        const bool pairs = packable<Format> && packed, has_word = scale_rounds > 1 || lane < cached_rows * of_row;
-        const unsigned long long scale_offset =
-            (pairs ? scale_row & ~1u : scale_row) * static_cast<unsigned long long>(scales.stride) + 4 * word;
-        const unsigned long long scale_step = 32 / of_row * static_cast<unsigned long long>(scales.stride);
-        const uint32_t scale_target = slot + cached_rows * dim * Format::bits / 8 + 4 * lane;
+        const bool pairs = packable<Format> && packed,
+                   has_word = cached_rows * of_row % lanes == 0 || lane < cached_rows * of_row;
+        const unsigned long long scale_step = scale_rows * static_cast<unsigned long long>(scales.stride);
+        const uint32_t scale_target = target_unit + cached_rows * dim * Format::bits / 8 + 4 * lane;
+        const auto scales_from = [&] {
+            return scales_of(unit) +
+                   ((pairs ? scale_row & ~1u : scale_row) * static_cast<unsigned long long>(scales.stride) + 4 * word);
+        };
         if (begin <= 0 && end >= batch * cached_rows && codes.present == row_chunks &&
             (Format::bits == 16 || pairs || scales.present >= 4 * of_row)) {   // nothing is missing
 #pragma unroll
-            for (int i = 0; i < batch; ++i) {
-                const char *from = codes_of(i) + offset;
+            for (int round = 0; round < cached_rows / rows; ++round, from += step)
+                ptx::cp_async_cg_16_all(target_of(round), from);
+            if constexpr (Format::bits < 16) {
+                from = scales_from();
 #pragma unroll
-                for (int round = 0; round < cached_rows / rows; ++round, from += step)
-                    ptx::cp_async_cg_16_all(target_of(i, round), from);
-                if constexpr (Format::bits < 16) {
-                    from = scales_of(i) + scale_offset;
-#pragma unroll
-                    for (int round = 0; round < scale_rounds; ++round, from += scale_step)
-                        if (has_word)
-                            ptx::cp_async_ca_4_all(scale_target + i * row_bytes<Format>() + 128 * round, from);
-                }
+                for (int round = 0; round < scale_rounds; ++round, from += scale_step)
+                    if (has_word) ptx::cp_async_ca_4_all(scale_target + 4 * lanes * round, from);
             }
             return;
         }
         // Rows from the first one of this lane that is copied, and how many rows behind that are.
-        const unsigned from_begin = row - begin, shown = chunk < codes.present ? end - begin : 0;
+        const unsigned first = cached_rows * unit, from_begin = first + row - begin,
+                       shown = chunk < codes.present ? end - begin : 0;
 #pragma unroll 1
-        for (int i = 0; i < batch; ++i) {
-            const char *from = codes_of(i) + offset;
+        for (int round = 0; round < cached_rows / rows; ++round, from += step)
+            ptx::cp_async_cg_16_if(from_begin + rows * round < shown, target_of(round), from);
+        if constexpr (Format::bits < 16) {
+            from = scales_from();
 #pragma unroll 1
-            for (int round = 0; round < cached_rows / rows; ++round, from += step)
-                ptx::cp_async_cg_16_if(from_begin + 16 * i + rows * round < shown, target_of(i, round), from);
-            if constexpr (Format::bits < 16) {
-                from = scales_of(i) + scale_offset;
-#pragma unroll 1
-                for (int round = 0; round < scale_rounds; ++round, from += scale_step) {
-                    const int at = 16 * i + int(scale_row) + 32 / of_row * round;
-                    if (has_word)
-                        ptx::cp_async_ca<4>(scale_target + i * row_bytes<Format>() + 128 * round, from,
-                                            pairs                     ? 4
-                                            : at >= begin && at < end ? max(min(scales.present - 4 * int(word), 4), 0)
-                                                                      : 0);
-                }
+            for (int round = 0; round < scale_rounds; ++round, from += scale_step) {
+                const int at = first + scale_row + scale_rows * round;
+                if (has_word)
+                    ptx::cp_async_ca<4>(scale_target + 4 * lanes * round, from,
+                                        pairs                     ? 4
+                                        : at >= begin && at < end ? max(min(scales.present - 4 * int(word), 4), 0)
+                                                                  : 0);
             }
         }
     }
