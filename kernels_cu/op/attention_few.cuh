@@ -1,12 +1,12 @@
 // Attention of few queries. Keys and values stay in the format of the cache or operand and are expanded to 16 bits on
 // their way into the MMAs.
 //
-// A block computes 8 rows of one head of K and V. Both products have the rows of Q on the side of the MMA that is 8 wide
-// or leave the other half of 16 empty, so that a warp needs few registers. Each of its four warps has chunks of the keys of its own and a ring
-// of units in flight. The block adds four chunks to a node, which it writes. The result of a row depends only on the
-// row and on the keys that it sees: see tree.cuh. Formats and places of keys are chosen at run time, once a batch, so
-// any format of keys combines with any format of values. Units within one page are copied in whole rounds of the warp,
-// others row by row.
+// A block computes 8 rows of one head of K and V. Both products have the rows of Q on the side of the MMA that is 8
+// wide or leave the other half of 16 empty, so that a warp needs few registers. Each of its four warps has chunks of
+// the keys of its own and a ring of units in flight. The block adds four chunks to a node, which it writes. The result
+// of a row depends only on the row and on the keys that it sees: see tree.cuh. Formats and places of keys are chosen at
+// run time, once a batch, so any format of keys combines with any format of values. Units within one page are copied in
+// whole rounds of the warp, others row by row.
 #pragma once
 
 #include <cstdint>
@@ -103,12 +103,11 @@ struct FewTiling {
     static constexpr int warps = node_chunks, threads = 32 * warps;
     static constexpr int keys = tile::tile_keys, units = keys / tile::cached_rows;   // of a tile
     static constexpr int exchanged = 64;   // columns of a node that warps exchange at once
-    static constexpr int blocks = dim > 128 ? 1 : ptx::shared_bytes_per_block <= 128 * 1024 ? 2 : 3;
+    static constexpr int blocks = dim <= 128 ? 2 : 1;
     using Node = tile::WarpNode<exchanged>;
     using State = tile::WarpNode<dim>;
     using Finished = FinishedRows<dim>;
-    static constexpr int spilled = dim <= 128 ? 96 : 800;   // bytes; the O of large heads leaves few registers
-    static constexpr bool keeps_q = dim <= 64;              // in registers; else in shared memory
+    static constexpr bool keeps_q = dim <= 64;   // in registers; else in shared memory
 
     // Shared memory of a warp: first room for an expanded unit of columns or for a node, then the ring.
     static constexpr int unit_bytes = sizeof(typename Units::Columns);
@@ -264,12 +263,13 @@ struct OfColumns {
 
     __device__ explicit OfColumns(float of_row) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) row[i] = __uint_as_float(ptx::shfl_sync_idx_b32(__float_as_uint(of_row), 4 * tile::accumulator_column(i)));
+        for (int i = 0; i < 2; ++i)
+            row[i] = __uint_as_float(ptx::shfl_sync_idx_b32(__float_as_uint(of_row), 4 * tile::accumulator_column(i)));
     }
 };
 
-// The running softmax of OnlineSoftmax for the 8 rows of a warp, with O transposed: o[j] has 16 columns of the output as
-// rows of the accumulator, and the rows of Q as its columns. row_max and row_sum belong to row g.
+// The running softmax of OnlineSoftmax for the 8 rows of a warp, with O transposed: o[j] has 16 columns of the output
+// as rows of the accumulator, and the rows of Q as its columns. row_max and row_sum belong to row g.
 template <int dim>
 struct FewSoftmax {
     using Rows = OnlineSoftmax<1, dim>;
@@ -655,8 +655,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                                                    v[3] & seen.pair[1]},
                                    p, Element{});
 #pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        o[i] = is_of_query[i % 2] ? sum[i] : o[i];
+                    for (int i = 0; i < 4; ++i) o[i] = is_of_query[i % 2] ? sum[i] : o[i];
                 };
                 // Calls pass(query, whether the rows of a lane's columns of O^T are of that query) for all queries.
                 const auto for_queries = [&](auto &&pass) {
@@ -770,7 +769,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 tile::Accumulator &o = softmax.o[first + j];
                 add(o[0], right.x, 0), add(o[1], right.y, 1), add(o[2], right.z, 0), add(o[3], right.w, 1);
             }
-            if (first + Tiling::exchanged / tile::mma_rows < accumulators) return;   // later columns need the old maxima
+            if (first + Tiling::exchanged / tile::mma_rows < accumulators)
+                return;   // later columns need the old maxima
             softmax.row_sum = sum.add(softmax.row_sum, from.row_sum());
             softmax.row_max = sum.max;
         };
