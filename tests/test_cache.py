@@ -225,10 +225,10 @@ def test_a_quantized_cache_equals_the_16_bit_cache_that_holds_its_values(machine
 
 def test_scales_of_mxfp4_up_to_two_and_above(machine, rng):
     """Tiles of keys whose largest scale is 2, 4 or 1/4, and one with a mixture, against a 16-bit cache."""
-    lengths, powers = [250], np.repeat(np.float32([1, 2, 0.125]), 64)
-    powers = np.concatenate([powers, np.float32(2) ** rng.integers(-3, 3, 58)])[:, None, None]
-    k, v = ([(rng.uniform(-11.5, 11.5, (250, HEADS, 128)) * powers).astype(BF16)] for _ in "kv")
-    cache, table = filled(rng, k, v, lengths, format="mxfp4")
+    lengths, powers = [256], np.repeat(np.float32([1, 2, 0.125]), 64)
+    powers = np.concatenate([powers, np.float32(2) ** rng.integers(-3, 3, 64)])[:, None, None]
+    k, v = ([(rng.uniform(-11.5, 11.5, (256, HEADS, 128)) * powers).astype(BF16)] for _ in "kv")
+    cache, table = filled(rng, k, v, lengths, spare=0, format="mxfp4")
     scales = cache.arrays["k_scales"].to_numpy()
     assert {128, 129} <= set(scales.reshape(-1).tolist())
     held = [[x[0].swapaxes(0, 1).astype(BF16)] for x in cache.read(table, lengths)]
