@@ -83,31 +83,42 @@ __device__ inline int capacity(int table, int page) {
     return min(static_cast<long long>(table) * page, 0x7fffffffll - node_keys);
 }
 
-constexpr int few_rows = 8;   // of a block
+constexpr int few_rows = 16;   // of a block
 
 // The node of a block's rows, for finish_rows.
-template <int dim>
+template <int dim, int rows>
 struct FinishedRows {
-    alignas(16) float o[few_rows][dim + 8];   // the padding saves bank conflicts
-    float max[few_rows], sum[few_rows];
+    alignas(16) float o[rows][dim + 8];   // the padding saves bank conflicts
+    float max[rows], sum[rows];
+};
+
+// Shared memory of a block: the ring of each warp, and Q of heads for which registers are too few.
+template <int dim>
+struct FewMemory {
+    static constexpr int q_steps = dim <= 64 ? 0 : dim / 16;
+    struct alignas(128) Arena {
+        char bytes[tile::few_arena_bytes<dim>];
+    };
+    Arena arena[node_chunks];
+    tile::FragmentA q[q_steps ? q_steps : 1][32];
 };
 
 // How a block divides the work. A block has one warp for each quarter of a multiprocessor. With several blocks to a
 // multiprocessor, a quarter computes for one while others wait for data. On GeForce Blackwell the rings of two blocks
 // are just long enough for its bandwidth.
-template <class Element_, int dim_>
+template <class Element_, int dim_, int rows_>
 struct FewTiling {
     using Element = Element_;
     using Units = tile::CachedUnits<Element, dim_>;
-    static constexpr int dim = dim_, rows = few_rows;
+    static constexpr int dim = dim_, rows = rows_, octets = rows / 8;   // of rows: 1 or 2
     static constexpr int warps = node_chunks, threads = 32 * warps;
     static constexpr int keys = tile::tile_keys, units = keys / tile::cached_rows;   // of a tile
-    static constexpr int exchanged = 64;   // columns of a node that warps exchange at once
+    static constexpr int exchanged = 64 / octets;   // columns of a node that warps exchange at once
     static constexpr int blocks = dim <= 128 ? 2 : 1;
-    using Node = tile::WarpNode<exchanged>;
-    using State = tile::WarpNode<dim>;
-    using Finished = FinishedRows<dim>;
-    static constexpr bool keeps_q = dim <= 64;   // in registers; else in shared memory
+    using Node = tile::WarpNode<exchanged, octets>;
+    using State = tile::WarpNode<dim, octets>;
+    using Finished = FinishedRows<dim, rows>;
+    static constexpr bool keeps_q = FewMemory<dim>::q_steps == 0;   // in registers; else in shared memory
 
     // Shared memory of a warp: first room for an expanded unit of columns or for a node, then the ring.
     static constexpr int unit_bytes = sizeof(typename Units::Columns);
@@ -123,13 +134,8 @@ struct FewTiling {
                                  : 4 * Units::template row_bytes<Format>() <= batch_bytes ? 4
                                  : 2 * Units::template row_bytes<Format>() <= batch_bytes ? 2
                                                                                           : 1;
-    struct alignas(128) Arena {
-        char bytes[arena_bytes];
-    };
-    struct Shared {
-        Arena arena[warps];
-        tile::FragmentA q[keeps_q ? 1 : dim / 16][32];
-    };
+    using Shared = FewMemory<dim>;
+    using Arena = typename Shared::Arena;
     static_assert(sizeof(State) <= sizeof(Arena) && sizeof(Finished) <= sizeof(Arena), "they replace an empty ring");
     static_assert(sizeof(Node) % 128 == 0 && sizeof(Shared) <= ptx::shared_bytes_per_block, "the rings fit");
 };
@@ -236,9 +242,10 @@ __device__ inline void rotate(Value (&s)[count][2]) {
     }
 }
 
-// Scores or weights of a lane's row g: those of keys 8 j + 2 t and 8 j + 2 t + 1 of a tile, for lane = 4 g + t.
-template <int tiles>
-using FewScores = float[tiles][2];
+// Scores or weights of a lane's rows g + 8 i of octets i: those of keys 8 j + 2 t and 8 j + 2 t + 1 of a tile, for lane
+// = 4 g + t.
+template <int octets, int tiles>
+using FewScores = float[octets][tiles][2];
 
 // Hides the keys of the tile that starts at `first_key` from the lane's row if its query does not see them.
 template <int tiles>
@@ -268,7 +275,7 @@ struct OfColumns {
     }
 };
 
-// The running softmax of OnlineSoftmax for the 8 rows of a warp, with O transposed: o[j] has 16 columns of the output
+// The running softmax of OnlineSoftmax for 8 rows of a warp, with O transposed: o[j] has 16 columns of the output
 // as rows of the accumulator, and the rows of Q as its columns. row_max and row_sum belong to row g.
 template <int dim>
 struct FewSoftmax {
@@ -314,12 +321,12 @@ struct FewSoftmax {
     }
 };
 
-// Writes the outputs of rows first_row .. end_row - 1 of a problem with one node. Sixteen threads have a row. dim_v is
-// a multiple of merge_columns.
-template <int dim>
-__device__ inline void finish_rows(const FewProblem &problem, const FinishedRows<dim> &rows, int first_row, int end_row,
-                                   const FewEnding &ending) {
-    constexpr int row_threads = 32 * node_chunks / few_rows;
+// Writes the outputs of rows first_row .. end_row - 1 of a problem with one node. Equal numbers of threads have a row.
+// dim_v is a multiple of merge_columns.
+template <int dim, int most>
+__device__ inline void finish_rows(const FewProblem &problem, const FinishedRows<dim, most> &rows, int first_row,
+                                   int end_row, const FewEnding &ending) {
+    constexpr int row_threads = 32 * node_chunks / most;
     const AttentionOptions &options = problem.options;
     const int in_block = threadIdx.x / row_threads, row = first_row + in_block;
     if (row >= end_row) return;
@@ -360,19 +367,16 @@ __device__ inline void finish_rows(const FewProblem &problem, const FinishedRows
     }
 }
 
-// Attention of the 8 rows of a block for one split of the nodes. Nodes are undivided sums and go to partial, row_max
+// Attention of the rows of a block from `first_row` on for one split of the nodes. Nodes are undivided sums and go to partial, row_max
 // and row_sum of the options, as splits do. A single node becomes the outputs of `ending`.
 template <class Tiling, class Element>
-__device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, const Element *q,
-                                              const StridesQ &q_strides, const CachedKeys &cached,
-                                              const AttentionOptions &options, const FewEnding &ending) {
+__device__ __forceinline__ void attend_few(typename Tiling::Shared &shared, const FewProblem &problem, int first_row,
+                                           const Element *q, const StridesQ &q_strides, const CachedKeys &cached,
+                                           const AttentionOptions &options, const FewEnding &ending) {
     using Units = typename Tiling::Units;
     using Columns = typename Units::Columns;
-    constexpr int dim = Tiling::dim, units = Tiling::units, accumulators = dim / tile::mma_rows;
-    // The rows of this block.
-    const FewProblem problem(options, uint3(blockIdx));
-    const int first_row = problem.row_block * Tiling::rows;
-    if (first_row >= problem.rows) return;   // packed sequences have different lengths
+    constexpr int dim = Tiling::dim, units = Tiling::units, octets = Tiling::octets,
+                  accumulators = dim / tile::mma_rows;
     const int end_row = min(first_row + Tiling::rows, problem.rows), warp = threadIdx.x / 32;
     const int first_query = problem.query_of(first_row), last_query = problem.query_of(end_row - 1);
 
@@ -514,7 +518,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     };
     // Q, in registers or in shared memory.
     tile::FragmentA all_q[dim / 16];
-    tile::load_queries<Element, dim>(all_q, options.dim, [&](int row) {
+    tile::load_queries<Element, dim, octets>(all_q, options.dim, [&](int row) {
         return first_row + row < end_row ? q + problem.at(q_strides, first_row + row) : nullptr;
     });
     if constexpr (!Tiling::keeps_q) {
@@ -534,7 +538,10 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                         (cached.k_global ? cached.k_global[cached.levels == 1 ? 0 : problem.head] : 1.0f);
     const float factor = score_factor(problem, scale), value_lift = tile::lift_of(cached.v.format);
     const bool natural_columns = cached.v.format == RowFormat::plain || cached.v.has_columns();
-    const int lane_query = problem.query_of(first_row + tile::accumulator_row(0));
+    int lane_queries[octets];
+#pragma unroll
+    for (int octet = 0; octet < octets; ++octet)
+        lane_queries[octet] = problem.query_of(first_row + tile::accumulator_row(2 * octet));
     const uint32_t of_columns = tile::address_a(*reinterpret_cast<Columns *>(arena)) - arena_address;
     int read = ring.begin;    // offset of the slot that is read next
     int empty = ring.slots;   // slots to fill: at first all, then the one that was read last
@@ -561,16 +568,20 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     UnitCursor<units> here = coming;
 #pragma unroll 1
     for (int node = first_node; node < end_node; node += node_step) {
-        FewSoftmax<dim> softmax;
-        softmax.start();
+        FewSoftmax<dim> softmax[octets];
+#pragma unroll
+        for (auto &of_octet : softmax) of_octet.start();
         // Stores columns of O from accumulator `first` on, and maxima and sums.
         const auto send = [&](auto &to, int first) {
 #pragma unroll
-            for (int j = 0; j < std::remove_reference_t<decltype(to)>::tiles; ++j) {
-                const tile::Accumulator &o = softmax.o[first + j];
-                to.accumulator(j) = {o[0], o[1], o[2], o[3]};
+            for (int octet = 0; octet < octets; ++octet) {
+#pragma unroll
+                for (int j = 0; j < std::remove_reference_t<decltype(to)>::tiles; ++j) {
+                    const tile::Accumulator &o = softmax[octet].o[first + j];
+                    to.accumulator(octet, j) = {o[0], o[1], o[2], o[3]};
+                }
+                to.row_max(octet) = softmax[octet].row_max, to.row_sum(octet) = softmax[octet].row_sum;
             }
-            to.row_max() = softmax.row_max, to.row_sum() = softmax.row_sum;
         };
         // The state of the softmax after a tile of a shared chunk, which the warp of the next tile continues. Each pair
         // of neighbors has a barrier of its own, so that no other warp waits.
@@ -580,12 +591,15 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             ptx::bar_sync(1 + tile, 2 * 32);   // this warp sees that state
             typename Tiling::State &from = state_of(tile);
 #pragma unroll
-            for (int j = 0; j < accumulators; ++j) {
-                const float4 four = from.accumulator(j);
-                tile::Accumulator &o = softmax.o[j];
-                o[0] = four.x, o[1] = four.y, o[2] = four.z, o[3] = four.w;
+            for (int octet = 0; octet < octets; ++octet) {
+#pragma unroll
+                for (int j = 0; j < accumulators; ++j) {
+                    const float4 four = from.accumulator(octet, j);
+                    tile::Accumulator &o = softmax[octet].o[j];
+                    o[0] = four.x, o[1] = four.y, o[2] = four.z, o[3] = four.w;
+                }
+                softmax[octet].row_max = from.row_max(octet), softmax[octet].row_sum = from.row_sum(octet);
             }
-            softmax.row_max = from.row_max(), softmax.row_sum = from.row_sum();
         };
 #pragma unroll 1
         for (; here.node == node; here.tile++, here.settle()) {
@@ -597,8 +611,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             const bool isolates = !common && (first_query != last_query || cached.v.has_columns());
             // A batch of keys at a time gives the scores of the tile, which become weights, and then a batch of values
             // at a time joins the sums. Both wait for their slot in the same place, since its code is long.
-            FewScores<2 * units> s;
-            tile::FragmentB p[units];   // P^T
+            FewScores<octets, 2 * units> s;
+            tile::FragmentB p[octets][units];   // P^T
             constexpr int mx_batch = Tiling::template batch<tile::CachedMxfp4>;
             int batch;
 #pragma unroll 1
@@ -609,7 +623,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                     Units::template with_format_of<mx_batch>(cached.k.format, slot, [&](auto of) {
                         constexpr int groups = 2 * Tiling::template batch<decltype(of)>;
                         constexpr int at_once = dim > 128 ? 1 : groups;
-                        move_up<groups>(s);
+#pragma unroll
+                        for (auto &of_octet : s) move_up<groups>(of_octet);
 #pragma unroll
                         for (int group = 0; group < groups; group += at_once) {
                             tile::Accumulator sums[at_once] = {};
@@ -617,7 +632,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
 #pragma unroll
                             for (int j = 0; j < at_once; ++j)
 #pragma unroll
-                                for (int i = 0; i < 2; ++i) s[2 * units - groups + group + j][i] = sums[j][i];
+                                for (int i = 0; i < 2 * octets; ++i)
+                                    s[i / 2][2 * units - groups + group + j][i % 2] = sums[j][i];
                         }
                     });
                     if (step + batch < units) continue;
@@ -625,45 +641,69 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                     if (problem.transforms_scores()) {
                         tile::Accumulator some[1][2 * units] = {};
 #pragma unroll
-                        for (int j = 0; j < 2 * units; ++j) some[0][j][0] = s[j][0], some[0][j][1] = s[j][1];
+                        for (int j = 0; j < 2 * units; ++j)
+#pragma unroll
+                            for (int i = 0; i < 2 * octets; ++i) some[0][j][i] = s[i / 2][j][i % 2];
                         transform_scores<tile::NaturalKeys, true>(
                             some, problem,
-                            [&](int, int) { return min(first_row + tile::accumulator_row(0), problem.rows - 1); },
+                            [&](int, int half) {
+                                return min(first_row + tile::accumulator_row(octets > 1 ? 2 * half : 0),
+                                           problem.rows - 1);
+                            },
                             tile_key, scale);
 #pragma unroll
-                        for (int j = 0; j < 2 * units; ++j) s[j][0] = some[0][j][0], s[j][1] = some[0][j][1];
+                        for (int j = 0; j < 2 * units; ++j)
+#pragma unroll
+                            for (int i = 0; i < 2 * octets; ++i) s[i / 2][j][i % 2] = some[0][j][i];
                     }
-                    if (!common) hide_keys(s, problem, lane_query, tile_key);
-                    softmax.take(s, factor);
 #pragma unroll
-                    for (int i = 0; i < units; ++i)
+                    for (int octet = 0; octet < octets; ++octet) {
+                        if (!common) hide_keys(s[octet], problem, lane_queries[octet], tile_key);
+                        softmax[octet].take(s[octet], factor);
 #pragma unroll
-                        for (int half = 0; half < 2; ++half)
-                            p[i][half] = tile::rounded_pair(s[2 * i + half][1], s[2 * i + half][0], Element{});
+                        for (int i = 0; i < units; ++i)
+#pragma unroll
+                            for (int half = 0; half < 2; ++half)
+                                p[octet][i][half] = tile::rounded_pair(s[octet][2 * i + half][1],
+                                                                       s[octet][2 * i + half][0], Element{});
+                    }
                     continue;
                 }
                 // O^T += V^T P^T, in one pass for all queries, or in a pass for each query with only its keys.
                 const int part = step - units;
-                const auto add_shown = [&](tile::Accumulator &o, const tile::FragmentA &v, const tile::FragmentB &p,
-                                           int query, const bool (&is_of_query)[2], int first) {
+                // Adds a fragment of V^T times unit `unit` of P^T to accumulator j.
+                const auto add_all = [&](int j, const tile::FragmentA &v, int unit) {
+#pragma unroll
+                    for (int octet = 0; octet < octets; ++octet)
+                        tile::multiply(softmax[octet].o[j], v, p[octet][unit], Element{});
+                };
+                const auto add_shown = [&](int j, const tile::FragmentA &v, int unit, int query,
+                                           const bool (&is_of_query)[octets][2], int first) {
                     const int begin = problem.first_visible(query) - first, end = problem.end_visible(query) - first;
                     const auto seen = tile::pair_masks([&](int key) { return key >= begin && key < end; });
-                    tile::Accumulator sum;
-                    tile::copy(sum, o);
-                    tile::multiply(sum,
-                                   tile::FragmentA{v[0] & seen.pair[0], v[1] & seen.pair[0], v[2] & seen.pair[1],
-                                                   v[3] & seen.pair[1]},
-                                   p, Element{});
+                    const tile::FragmentA shown{v[0] & seen.pair[0], v[1] & seen.pair[0], v[2] & seen.pair[1],
+                                                v[3] & seen.pair[1]};
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) o[i] = is_of_query[i % 2] ? sum[i] : o[i];
+                    for (int octet = 0; octet < octets; ++octet) {
+                        tile::Accumulator &o = softmax[octet].o[j], sum;
+                        tile::copy(sum, o);
+                        tile::multiply(sum, shown, p[octet][unit], Element{});
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) o[i] = is_of_query[octet][i % 2] ? sum[i] : o[i];
+                    }
                 };
                 // Calls pass(query, whether the rows of a lane's columns of O^T are of that query) for all queries.
                 const auto for_queries = [&](auto &&pass) {
 #pragma unroll 1
                     for (int query = first_query; query <= last_query; ++query) {
                         ptx::bar_warp_sync();   // values expanded before this loop would occupy registers
-                        const OfColumns of_query(lane_query == query ? 1.0f : 0.0f);
-                        const bool is_of_query[2] = {of_query.row[0] != 0.0f, of_query.row[1] != 0.0f};
+                        bool is_of_query[octets][2];
+#pragma unroll
+                        for (int octet = 0; octet < octets; ++octet) {
+                            const OfColumns of_query(lane_queries[octet] == query ? 1.0f : 0.0f);
+#pragma unroll
+                            for (int i = 0; i < 2; ++i) is_of_query[octet][i] = of_query.row[i] != 0.0f;
+                        }
                         pass(query, is_of_query);
                     }
                 };
@@ -677,27 +717,26 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                         for (int i = 0; i < end; ++i) {
                             Units::for_values(
                                 slot + i * bytes, v_packed,
-                                [&](int j, const tile::FragmentA &v) {
-                                    tile::multiply(softmax.o[j], v, p[0], Element{});
-                                },
-                                of);
-                            rotate(p);
+                                [&](int j, const tile::FragmentA &v) { add_all(j, v, 0); }, of);
+#pragma unroll
+                            for (auto &of_octet : p) rotate(of_octet);
                         }
                     };
                     const auto add_isolated = [&](auto of) {
                         constexpr int bytes = Units::template row_bytes<decltype(of)>();
 #pragma unroll 1
                         for (int i = 0; i < Tiling::template batch<decltype(of)>; ++i) {
-                            for_queries([&](int query, const bool (&is_of_query)[2]) {
+                            for_queries([&](int query, const bool (&is_of_query)[octets][2]) {
                                 Units::for_values(
                                     slot + i * bytes, v_packed,
                                     [&](int j, const tile::FragmentA &v) {
-                                        add_shown(softmax.o[j], v, p[0], query, is_of_query,
+                                        add_shown(j, v, 0, query, is_of_query,
                                                   tile_key + (part + i) * tile::cached_rows);
                                     },
                                     of);
                             });
-                            move_up<1>(p);
+#pragma unroll
+                            for (auto &of_octet : p) move_up<1>(of_octet);
                         }
                     };
                     if (isolates) tile::with_format<Element>(cached.v.format, add_isolated);
@@ -717,7 +756,6 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                             static_cast<uint32_t>(__cvta_generic_to_shared(expanded)) + of_columns;
                         static_for<units>([&](auto quarter) {
                             if (part + i != quarter) return;
-                            tile::Accumulator *o = softmax.o + quarter * (accumulators / 4);
                             const auto add = [&](auto &&add_to) {
 #pragma unroll
                                 for (int step = 0; step < units; ++step) {
@@ -725,20 +763,17 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                                     for (int j = 0; j < Units::quarter / 16; ++j) {
                                         tile::FragmentA v;
                                         tile::load_a<Columns>(v, columns_address, 16 * j, 2 * step);
-                                        add_to(o[j], v, p[step], step);
+                                        add_to(quarter * (accumulators / 4) + j, v, step);
                                     }
                                 }
                             };
                             if (!isolates) {
-                                add([](tile::Accumulator &o, const tile::FragmentA &v, const tile::FragmentB &p, int) {
-                                    tile::multiply(o, v, p, Element{});
-                                });
+                                add(add_all);
                                 return;
                             }
-                            for_queries([&](int query, const bool (&is_of_query)[2]) {
-                                add([&](tile::Accumulator &o, const tile::FragmentA &v, const tile::FragmentB &p,
-                                        int step) {
-                                    add_shown(o, v, p, query, is_of_query, tile_key + step * tile::cached_rows);
+                            for_queries([&](int query, const bool (&is_of_query)[octets][2]) {
+                                add([&](int j, const tile::FragmentA &v, int step) {
+                                    add_shown(j, v, step, query, is_of_query, tile_key + step * tile::cached_rows);
                                 });
                             });
                         });
@@ -751,28 +786,35 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             send(state_of(warp), 0);
             ptx::bar_sync(1 + warp, 2 * 32);   // the next warp sees it
         }
-        softmax.row_sum = tile::reduce_row(softmax.row_sum, [](float a, float b) { return a + b; });
-        if (softmax.row_sum == 0.0f) softmax.row_max = -INFINITY;   // a row without keys
+#pragma unroll
+        for (auto &rows : softmax) {
+            rows.row_sum = tile::reduce_row(rows.row_sum, [](float a, float b) { return a + b; });
+            if (rows.row_sum == 0.0f) rows.row_max = -INFINITY;   // a row without keys
+        }
 
         // The node: chunks 0 + 1 and 2 + 3 of the four warps, then the sum of both.
         const auto node_of = [&](int warp) ->
             typename Tiling::Node & { return *reinterpret_cast<typename Tiling::Node *>(shared.arena[warp].bytes); };
         const auto take = [&](typename Tiling::Node &from, int first) {
-            const NodeSum sum(softmax.row_max, from.row_max());
-            const OfColumns lefts(sum.left), rights(sum.right);
-            const auto add = [&](float &left, float right, int i) {
-                left = fmaf(left, lefts.row[i], right * rights.row[i]);   // as sum.add
-            };
 #pragma unroll
-            for (int j = 0; j < Tiling::exchanged / tile::mma_rows; ++j) {
-                const float4 right = from.accumulator(j);
-                tile::Accumulator &o = softmax.o[first + j];
-                add(o[0], right.x, 0), add(o[1], right.y, 1), add(o[2], right.z, 0), add(o[3], right.w, 1);
+            for (int octet = 0; octet < octets; ++octet) {
+                FewSoftmax<dim> &rows = softmax[octet];
+                const NodeSum sum(rows.row_max, from.row_max(octet));
+                const OfColumns lefts(sum.left), rights(sum.right);
+                const auto add = [&](float &left, float right, int i) {
+                    left = fmaf(left, lefts.row[i], right * rights.row[i]);   // as sum.add
+                };
+#pragma unroll
+                for (int j = 0; j < Tiling::exchanged / tile::mma_rows; ++j) {
+                    const float4 right = from.accumulator(octet, j);
+                    tile::Accumulator &o = rows.o[first + j];
+                    add(o[0], right.x, 0), add(o[1], right.y, 1), add(o[2], right.z, 0), add(o[3], right.w, 1);
+                }
+                if (first + Tiling::exchanged / tile::mma_rows < accumulators)
+                    continue;   // later columns need the old maxima
+                rows.row_sum = sum.add(rows.row_sum, from.row_sum(octet));
+                rows.row_max = sum.max;
             }
-            if (first + Tiling::exchanged / tile::mma_rows < accumulators)
-                return;   // later columns need the old maxima
-            softmax.row_sum = sum.add(softmax.row_sum, from.row_sum());
-            softmax.row_max = sum.max;
         };
 #pragma unroll
         for (int level = 1; level < Tiling::warps; level *= 2) {
@@ -789,36 +831,40 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         // The warp that has the sum of all chunks writes the node, for finish_rows into its ring, which is empty then.
         if (warp != writer) continue;
         const size_t first_at = size_t(node) * options.batch * options.heads_kv * options.group * options.queries;
-        if (tile::accumulator_column(0) == 0 && first_row + tile::accumulator_row(0) < end_row) {
-            const int in_block = tile::accumulator_row(0);
-            const size_t at = first_at + problem.row_at(first_row + in_block);
-            *(finishes ? finished.max + in_block : options.row_max + at) = softmax.row_max;
-            *(finishes ? finished.sum + in_block : options.row_sum + at) = softmax.row_sum;
-        }
-        const OfColumns maxima(softmax.row_max);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int in_block = tile::accumulator_column(i), row = first_row + in_block;
-            // Merging ignores nodes without keys, so their values need not be written.
-            if (row >= end_row || maxima.row[i] == -INFINITY) continue;
-            const size_t at = first_at + problem.row_at(row);
-            // One code stores to both memories.
-            float *const target =
-                ptx::of_this_branch(finishes ? finished.o[in_block] : options.partial + at * options.dim_v);
-            if (natural_columns) {
+        for (int octet = 0; octet < octets; ++octet) {
+            const FewSoftmax<dim> &rows = softmax[octet];
+            const int of_lane = tile::accumulator_row(2 * octet);
+            if (tile::accumulator_column(0) == 0 && first_row + of_lane < end_row) {
+                const size_t at = first_at + problem.row_at(first_row + of_lane);
+                *(finishes ? finished.max + of_lane : options.row_max + at) = rows.row_max;
+                *(finishes ? finished.sum + of_lane : options.row_sum + at) = rows.row_sum;
+            }
+            const OfColumns maxima(rows.row_max);
 #pragma unroll
-                for (int j = 0; j < 2 * accumulators; ++j) {
-                    const int column = j * tile::mma_columns + tile::accumulator_row(0);
-                    if (column < options.dim_v) target[column] = softmax.o[j / 2][2 * (j % 2) + i] * value_lift;
-                }
-            } else {   // a lane has a run of columns; dim_v of block formats is a multiple of 4
+            for (int i = 0; i < 2; ++i) {
+                const int in_block = 8 * octet + tile::accumulator_column(i), row = first_row + in_block;
+                // Merging ignores nodes without keys, so their values need not be written.
+                if (row >= end_row || maxima.row[i] == -INFINITY) continue;
+                const size_t at = first_at + problem.row_at(row);
+                // One code stores to both memories.
+                float *const target =
+                    ptx::of_this_branch(finishes ? finished.o[in_block] : options.partial + at * options.dim_v);
+                if (natural_columns) {
 #pragma unroll
-                for (int j = 0; j < accumulators; j += 2) {
-                    const int column = tile::accumulator_row(0) * (2 * accumulators) + 2 * j;
-                    if (column >= options.dim_v) continue;
-                    const tile::Accumulator *o = softmax.o + j;
-                    *reinterpret_cast<float4 *>(target + column) = {o[0][i] * value_lift, o[0][2 + i] * value_lift,
-                                                                    o[1][i] * value_lift, o[1][2 + i] * value_lift};
+                    for (int j = 0; j < 2 * accumulators; ++j) {
+                        const int column = j * tile::mma_columns + tile::accumulator_row(0);
+                        if (column < options.dim_v) target[column] = rows.o[j / 2][2 * (j % 2) + i] * value_lift;
+                    }
+                } else {   // a lane has a run of columns; dim_v of block formats is a multiple of 4
+#pragma unroll
+                    for (int j = 0; j < accumulators; j += 2) {
+                        const int column = tile::accumulator_row(0) * (2 * accumulators) + 2 * j;
+                        if (column >= options.dim_v) continue;
+                        const tile::Accumulator *o = rows.o + j;
+                        *reinterpret_cast<float4 *>(target + column) = {o[0][i] * value_lift, o[0][2 + i] * value_lift,
+                                                                        o[1][i] * value_lift, o[1][2 + i] * value_lift};
+                    }
                 }
             }
         }
@@ -826,6 +872,21 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     if (!finishes) return;
     ptx::bar_sync();   // all threads see the node
     finish_rows(problem, finished, first_row, end_row, ending);
+}
+
+// Attention of a block's rows of Q. The form for up to 8 rows has half the sums.
+template <class Element, int dim>
+__device__ __forceinline__ void attention_few(FewMemory<dim> &shared, const Element *q, const StridesQ &q_strides,
+                                     const CachedKeys &cached, const AttentionOptions &options,
+                                     const FewEnding &ending) {
+    const FewProblem problem(options, uint3(blockIdx));
+    const int first_row = problem.row_block * few_rows;
+    if (first_row >= problem.rows) return;   // packed sequences have different lengths
+    const auto attend = [&](auto tiling) __attribute__((always_inline)) {
+        attend_few<decltype(tiling)>(shared, problem, first_row, q, q_strides, cached, options, ending);
+    };
+    if (problem.rows - first_row <= 8) attend(FewTiling<Element, dim, 8>{});
+    else attend(FewTiling<Element, dim, few_rows>{});
 }
 
 }   // namespace op

@@ -722,23 +722,23 @@ __device__ inline PairMasks pair_masks(Seen &&seen) {
     return masks;
 }
 
-// Q as A, with the column order of keys as B, and with zeros as rows 8 .. 15. row_of(row) is the address of one of 8
-// rows, null for zeros; a row has `columns` values, a multiple of eight.
-template <class Element, int dim, class RowOf>
+// Q as A, with the column order of keys as B; rows 8 .. 15 are zeros if there is one octet of rows. row_of(row) is the
+// address of a row, null for zeros; a row has `columns` values, a multiple of eight.
+template <class Element, int dim, int octets, class RowOf>
 __device__ inline void load_queries(FragmentA (&a)[dim / 16], int columns, RowOf &&row_of) {
-    const Element *row = row_of(accumulator_row(0));
 #pragma unroll
-    for (int eight = 0; eight < dim / 32; ++eight) {
-        const int column = ptx::laneid() % 4 * (dim / 4) + 8 * eight;
-        uint32_t words[4], pairs[4];
+    for (int half = 0; half < 2; ++half) {
+        const Element *row = half < octets ? row_of(accumulator_row(2 * half)) : nullptr;
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            words[i] = row && column < columns ? __ldg(reinterpret_cast<const uint32_t *>(row + column) + i) : 0;
-        pairs_of_row<CachedPlain>(words, 0, pairs);
+        for (int eight = 0; eight < dim / 32; ++eight) {
+            const int column = ptx::laneid() % 4 * (dim / 4) + 8 * eight;
+            uint32_t words[4], pairs[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            FragmentA &of = a[2 * eight + i / 2];
-            of[2 * (i % 2)] = pairs[i], of[2 * (i % 2) + 1] = 0;
+            for (int i = 0; i < 4; ++i)
+                words[i] = row && column < columns ? __ldg(reinterpret_cast<const uint32_t *>(row + column) + i) : 0;
+            pairs_of_row<CachedPlain>(words, 0, pairs);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[2 * eight + i / 2][2 * (i % 2) + half] = pairs[i];
         }
     }
 }
@@ -748,16 +748,17 @@ __device__ inline void copy(Accumulator &to, const Accumulator &from) {
     for (int i = 0; i < 4; ++i) to[i] = from[i];
 }
 
-// The accumulators of a warp in shared memory, for another warp: `columns` columns of O as rows of accumulators.
-template <int columns>
+// The accumulators of a warp in shared memory, for another warp: `columns` columns of O as rows of accumulators, for
+// each 8 rows of Q.
+template <int columns, int octets>
 struct WarpNode {
     static constexpr int tiles = columns / mma_rows;
-    float4 o[tiles][32];
-    float max[32], sum[32];
+    float4 o[octets][tiles][32];
+    float max[octets][32], sum[octets][32];
 
-    __device__ float4 &accumulator(int j) { return o[j][ptx::laneid()]; }
-    __device__ float &row_max() { return max[ptx::laneid()]; }
-    __device__ float &row_sum() { return sum[ptx::laneid()]; }
+    __device__ float4 &accumulator(int octet, int j) { return o[octet][j][ptx::laneid()]; }
+    __device__ float &row_max(int octet) { return max[octet][ptx::laneid()]; }
+    __device__ float &row_sum(int octet) { return sum[octet][ptx::laneid()]; }
 };
 
 }   // namespace tile

@@ -22,8 +22,6 @@ MIXED_DIM = 128
 NODE_KEYS = 1024
 # Sequences with at most this many queries use this kernel.
 FEW_QUERIES = 16
-# Rows of a block: queries of the heads that share a head of keys.
-BLOCK_ROWS = 8
 # The most nodes of one merge.
 MOST_NODES = 4096
 

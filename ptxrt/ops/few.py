@@ -11,7 +11,6 @@ import numpy as np
 from ..array import DeviceArray
 from ..formats import f32
 from .attention_few import (
-    BLOCK_ROWS,
     FEW_QUERIES,
     MIXED_DIM,
     MOST_NODES,
@@ -86,7 +85,7 @@ def launch_few(
     sums["partial"] = place.empty((nodes, *rows, -(-dim_v // ROW_UNIT) * ROW_UNIT), f32)
     options = {name: place.put(x) for name, x in call.sequences.items()}
     sequences = next((x.shape[0] for x in options.values()), batch)
-    row_blocks = -(-call.group * min(queries, FEW_QUERIES) // BLOCK_ROWS)
+    row_blocks = -(-call.group * min(queries, FEW_QUERIES) // 16)
     splits = splits_of_nodes(nodes, heads_kv * row_blocks * sequences, sums["partial"].backend.multiprocessors)
     numbers = dict(
         scale=call.scale, softcap=call.softcap, left=call.left, right=call.right, most_keys=keys, sequences=sequences

@@ -13,7 +13,6 @@ from ..errors import ArgumentError
 from ..formats import Format, f32, format_of, i32
 from .attention_call import checked_window, output_format
 from .attention_few import (
-    BLOCK_ROWS,
     FEW_QUERIES,
     MOST_NODES,
     NODE_KEYS,
@@ -500,7 +499,7 @@ def _attend_few(call: _Paged, place: Place, q: DeviceArray, options: dict, **res
     if cache.k_global is not None:
         arrays["k_global"] = cache.k_global
     queries = q.shape[3] if call.cu_seqlens is None else min(q.shape[3], FEW_QUERIES)
-    sequences, row_blocks = options["key_ends"].shape[0], -(-call.group * queries // BLOCK_ROWS)
+    sequences, row_blocks = options["key_ends"].shape[0], -(-call.group * queries // 16)
     splits = splits_of_nodes(nodes, cache.heads * row_blocks * sequences, cache.backend.multiprocessors, call.splits)
     holds = dict(k_holds=holds_of(cache.format), v_holds=holds_of(cache.format_v))
     attention_few(q, **arrays, **options, **holds, **rest, splits=splits, stream=place.stream)
