@@ -4,9 +4,10 @@
 #include "op/early.cuh"
 
 VARIANTS(dim dim_v, 64 64, 128 128, 256 256)
+VARIANTS(rows, 8, 16)
 
 template <class Element>
-using Few = op::FewTiling<Element, VARIANT_dim, op::few_rows>;
+using Few = op::FewTiling<Element, VARIANT_dim, VARIANT_rows>;
 
 // clang-format off
 #define INSTANCE(suffix, Element)                                                                                      \
@@ -37,7 +38,7 @@ using Few = op::FewTiling<Element, VARIANT_dim, op::few_rows>;
      STRIDES_PAGES(k_scales), STRIDES_PAGES(v_scales), long long block_table_sequence, STRIDES_Q(out_bf16),            \
      STRIDES_Q(out_f16), STRIDES_Q(out_f32)) {                                                                         \
         op::let_next_begin();                                                                                          \
-        op::attention_few<Element, VARIANT_dim>(                                                                           \
+        op::attention_few<Few<Element>>(                                                                               \
             shared<typename Few<Element>::Shared>(), q, THE_STRIDES_Q(q),                                              \
             {{k, k_scales, THE_STRIDES_PAGES(k, 1), THE_STRIDES_PAGES(k_scales, 1), tile::RowFormat(k_holds), k_tile}, \
              {v, v_scales, THE_STRIDES_PAGES(v, 1), THE_STRIDES_PAGES(v_scales, 1), tile::RowFormat(v_holds), v_tile}, \

@@ -14,6 +14,7 @@
 
 #include "../kernel.cuh"
 #include "../ptx/access.cuh"
+#include "../ptx/access_no_value.cuh"
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/named_barrier.cuh"
@@ -83,24 +84,11 @@ __device__ inline int capacity(int table, int page) {
     return min(static_cast<long long>(table) * page, 0x7fffffffll - node_keys);
 }
 
-constexpr int few_rows = 16;   // of a block
-
 // The node of a block's rows, for finish_rows.
 template <int dim, int rows>
 struct FinishedRows {
     alignas(16) float o[rows][dim + 8];   // the padding saves bank conflicts
     float max[rows], sum[rows];
-};
-
-// Shared memory of a block: the ring of each warp, and Q of heads for which registers are too few.
-template <int dim>
-struct FewMemory {
-    static constexpr int q_steps = dim <= 64 ? 0 : dim / 16;
-    struct alignas(128) Arena {
-        char bytes[tile::few_arena_bytes<dim>];
-    };
-    Arena arena[node_chunks];
-    tile::FragmentA q[q_steps ? q_steps : 1][32];
 };
 
 // How a block divides the work. A block has one warp for each quarter of a multiprocessor. With several blocks to a
@@ -113,12 +101,12 @@ struct FewTiling {
     static constexpr int dim = dim_, rows = rows_, octets = rows / 8;   // of rows: 1 or 2
     static constexpr int warps = node_chunks, threads = 32 * warps;
     static constexpr int keys = tile::tile_keys, units = keys / tile::cached_rows;   // of a tile
-    static constexpr int exchanged = 64 / octets;   // columns of a node that warps exchange at once
+    static constexpr int exchanged = (dim <= 128 ? 64 : 128) / octets;   // columns of a node that warps exchange at once
     static constexpr int blocks = dim <= 128 ? 2 : 1;
     using Node = tile::WarpNode<exchanged, octets>;
     using State = tile::WarpNode<dim, octets>;
     using Finished = FinishedRows<dim, rows>;
-    static constexpr bool keeps_q = FewMemory<dim>::q_steps == 0;   // in registers; else in shared memory
+    static constexpr bool keeps_q = dim <= 64;   // in registers; else in shared memory
 
     // Shared memory of a warp: first room for an expanded unit of columns or for a node, then the ring.
     static constexpr int unit_bytes = sizeof(typename Units::Columns);
@@ -134,8 +122,13 @@ struct FewTiling {
                                  : 4 * Units::template row_bytes<Format>() <= batch_bytes ? 4
                                  : 2 * Units::template row_bytes<Format>() <= batch_bytes ? 2
                                                                                           : 1;
-    using Shared = FewMemory<dim>;
-    using Arena = typename Shared::Arena;
+    struct alignas(128) Arena {
+        char bytes[arena_bytes];
+    };
+    struct Shared {
+        Arena arena[warps];
+        tile::FragmentA q[keeps_q ? 1 : dim / 16][32];
+    };
     static_assert(sizeof(State) <= sizeof(Arena) && sizeof(Finished) <= sizeof(Arena), "they replace an empty ring");
     static_assert(sizeof(Node) % 128 == 0 && sizeof(Shared) <= ptx::shared_bytes_per_block, "the rings fit");
 };
@@ -230,15 +223,16 @@ __device__ inline void move_up(Value (&s)[count][2]) {
         for (int i = 0; i < 2; ++i) s[j][i] = s[j + by][i];
 }
 
-// s[j] = s[(j + 1) % count].
-template <int count, class Value>
-__device__ inline void rotate(Value (&s)[count][2]) {
+// s[j] = s[(j + by) % count].
+template <int by, int count, class Value, int width>
+__device__ inline void rotate(Value (&s)[count][width]) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const auto first = s[0][i];
+    for (int i = 0; i < width; ++i) {
+        Value first[by];
 #pragma unroll
-        for (int j = 0; j + 1 < count; ++j) s[j][i] = s[j + 1][i];
-        s[count - 1][i] = first;
+        for (int j = 0; j < by; ++j) first[j] = s[j][i];
+#pragma unroll
+        for (int j = 0; j < count; ++j) s[j][i] = j + by < count ? s[(j + by) % count][i] : first[(j + by) % count % by];
     }
 }
 
@@ -367,16 +361,20 @@ __device__ inline void finish_rows(const FewProblem &problem, const FinishedRows
     }
 }
 
-// Attention of the rows of a block from `first_row` on for one split of the nodes. Nodes are undivided sums and go to partial, row_max
+// Attention of the rows of a block for one split of the nodes. Nodes are undivided sums and go to partial, row_max
 // and row_sum of the options, as splits do. A single node becomes the outputs of `ending`.
 template <class Tiling, class Element>
-__device__ __forceinline__ void attend_few(typename Tiling::Shared &shared, const FewProblem &problem, int first_row,
-                                           const Element *q, const StridesQ &q_strides, const CachedKeys &cached,
-                                           const AttentionOptions &options, const FewEnding &ending) {
+__device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, const Element *q,
+                                              const StridesQ &q_strides, const CachedKeys &cached,
+                                              const AttentionOptions &options, const FewEnding &ending) {
     using Units = typename Tiling::Units;
     using Columns = typename Units::Columns;
     constexpr int dim = Tiling::dim, units = Tiling::units, octets = Tiling::octets,
                   accumulators = dim / tile::mma_rows;
+    // The rows of this block.
+    const FewProblem problem(options, uint3(blockIdx));
+    const int first_row = problem.row_block * Tiling::rows;
+    if (first_row >= problem.rows) return;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows), warp = threadIdx.x / 32;
     const int first_query = problem.query_of(first_row), last_query = problem.query_of(end_row - 1);
 
@@ -393,11 +391,17 @@ __device__ __forceinline__ void attend_few(typename Tiling::Shared &shared, cons
     const PageTable table = cached.block_table ? PageTable(cached.block_table + blockIdx.z * cached.table_stride,
                                                            cached.page, tile::cached_rows)
                                                : PageTable(problem.batch, problem.first_key);
-    const auto rows_of = [&](const CachedArray &array, int dim) {
-        return PagedRows(array.codes, array.strides, array.scales, array.scale_strides, problem.head,
+    const auto rows_of = [&](const CachedArray &array, int dim, int head) {
+        return PagedRows(array.codes, array.strides, array.scales, array.scale_strides, head,
                          dim * tile::bits_of(array.format) / 8, tile::blocks_of(array.format, dim));
     };
-    const PagedRows k_rows = rows_of(cached.k, options.dim), v_rows = rows_of(cached.v, options.dim_v);
+    const PagedRows k_rows = rows_of(cached.k, options.dim, problem.head),
+                    v_rows = rows_of(cached.v, options.dim_v, problem.head);
+    // The same, for addresses: these would occupy registers all the time.
+    const auto rows_here = [&](bool keys) {
+        return rows_of(keys ? cached.k : cached.v, keys ? options.dim : options.dim_v,
+                       ptx::of_this_branch(problem.head));
+    };
     const auto is_packed = [&](const CachedArray &array, const PagedRows &rows) {
         return array.tile_dim == 0 && Units::packable_rows(array.format) && rows.has_packed_scales(2) &&
                table.first % 2 == 0;
@@ -425,7 +429,7 @@ __device__ __forceinline__ void attend_few(typename Tiling::Shared &shared, cons
     const char *codes_here = nullptr, *scales_here = nullptr;
     const auto find_units = [&](int chunk) {
         const bool keys = tile::lane_group<chunk_units>() == 0;
-        const PagedRows rows = keys ? k_rows : v_rows;
+        const PagedRows rows = rows_here(keys);
         const int row = table.row_of((chunk * chunk_units + tile::lane_unit<chunk_units>()) * tile::cached_rows);
         codes_here = rows.code_strides.row(rows.codes, pages_next, row);
         scales_here = rows.scale_strides.row(rows.scales, pages_next, row);
@@ -437,7 +441,7 @@ __device__ __forceinline__ void attend_few(typename Tiling::Shared &shared, cons
         const int first = coming.tile * Tiling::keys + part * tile::cached_rows;
         const bool keys = coming.part < units;
         const CachedArray array = keys ? cached.k : cached.v;   // copies: references would put both in local memory
-        const PagedRows from = keys ? k_rows : v_rows;
+        const PagedRows from = rows_here(keys);
         const RowFormat format = array.format;
         if (array.tile_dim) {
             const char *tile =
@@ -620,6 +624,11 @@ __device__ __forceinline__ void attend_few(typename Tiling::Shared &shared, cons
                 char *const slot = next_slot();
                 batch = step < units ? ring.k_batch : ring.v_batch;
                 if (step < units) {
+                    // Weights are of the tile before, and below, scores are weights.
+#pragma unroll
+                    for (auto &of_octet : p)
+#pragma unroll
+                        for (auto &pairs : of_octet) ptx::forget(pairs[0]), ptx::forget(pairs[1]);
                     Units::template with_format_of<mx_batch>(cached.k.format, slot, [&](auto of) {
                         constexpr int groups = 2 * Tiling::template batch<decltype(of)>;
                         constexpr int at_once = dim > 128 ? 1 : groups;
@@ -669,6 +678,10 @@ __device__ __forceinline__ void attend_few(typename Tiling::Shared &shared, cons
                     }
                     continue;
                 }
+#pragma unroll
+                for (auto &of_octet : s)
+#pragma unroll
+                    for (auto &scores : of_octet) ptx::forget(scores[0]), ptx::forget(scores[1]);
                 // O^T += V^T P^T, in one pass for all queries, or in a pass for each query with only its keys.
                 const int part = step - units;
                 // Adds a fragment of V^T times unit `unit` of P^T to accumulator j.
@@ -719,7 +732,7 @@ __device__ __forceinline__ void attend_few(typename Tiling::Shared &shared, cons
                                 slot + i * bytes, v_packed,
                                 [&](int j, const tile::FragmentA &v) { add_all(j, v, 0); }, of);
 #pragma unroll
-                            for (auto &of_octet : p) rotate(of_octet);
+                            for (auto &of_octet : p) rotate<1>(of_octet);
                         }
                     };
                     const auto add_isolated = [&](auto of) {
@@ -754,29 +767,27 @@ __device__ __forceinline__ void attend_few(typename Tiling::Shared &shared, cons
                         ptx::bar_warp_sync();   // all lanes see the expanded columns
                         const uint32_t columns_address =
                             static_cast<uint32_t>(__cvta_generic_to_shared(expanded)) + of_columns;
-                        static_for<units>([&](auto quarter) {
-                            if (part + i != quarter) return;
-                            const auto add = [&](auto &&add_to) {
+                        const auto add = [&](auto &&add_to) {
 #pragma unroll
-                                for (int step = 0; step < units; ++step) {
+                            for (int step = 0; step < units; ++step) {
 #pragma unroll
-                                    for (int j = 0; j < Units::quarter / 16; ++j) {
-                                        tile::FragmentA v;
-                                        tile::load_a<Columns>(v, columns_address, 16 * j, 2 * step);
-                                        add_to(quarter * (accumulators / 4) + j, v, step);
-                                    }
+                                for (int j = 0; j < Units::quarter / 16; ++j) {
+                                    tile::FragmentA v;
+                                    tile::load_a<Columns>(v, columns_address, 16 * j, 2 * step);
+                                    add_to(j, v, step);
                                 }
-                            };
-                            if (!isolates) {
-                                add(add_all);
-                                return;
                             }
+                        };
+                        if (isolates)
                             for_queries([&](int query, const bool (&is_of_query)[octets][2]) {
                                 add([&](int j, const tile::FragmentA &v, int step) {
                                     add_shown(j, v, step, query, is_of_query, tile_key + step * tile::cached_rows);
                                 });
                             });
-                        });
+                        else add(add_all);
+                        // The quarter's accumulators are the first ones. After four quarters all are in place again.
+#pragma unroll
+                        for (auto &rows : softmax) rotate<accumulators / 4>(rows.o);
                     }
                 }
             }
@@ -872,21 +883,6 @@ __device__ __forceinline__ void attend_few(typename Tiling::Shared &shared, cons
     if (!finishes) return;
     ptx::bar_sync();   // all threads see the node
     finish_rows(problem, finished, first_row, end_row, ending);
-}
-
-// Attention of a block's rows of Q. The form for up to 8 rows has half the sums.
-template <class Element, int dim>
-__device__ __forceinline__ void attention_few(FewMemory<dim> &shared, const Element *q, const StridesQ &q_strides,
-                                     const CachedKeys &cached, const AttentionOptions &options,
-                                     const FewEnding &ending) {
-    const FewProblem problem(options, uint3(blockIdx));
-    const int first_row = problem.row_block * few_rows;
-    if (first_row >= problem.rows) return;   // packed sequences have different lengths
-    const auto attend = [&](auto tiling) __attribute__((always_inline)) {
-        attend_few<decltype(tiling)>(shared, problem, first_row, q, q_strides, cached, options, ending);
-    };
-    if (problem.rows - first_row <= 8) attend(FewTiling<Element, dim, 8>{});
-    else attend(FewTiling<Element, dim, few_rows>{});
 }
 
 }   // namespace op

@@ -22,6 +22,8 @@ MIXED_DIM = 128
 NODE_KEYS = 1024
 # Sequences with at most this many queries use this kernel.
 FEW_QUERIES = 16
+# Rows of a block: queries of the heads that share a head of keys. Blocks of eight rows keep half as many sums.
+BLOCK_ROWS = (8, 16)
 # The most nodes of one merge.
 MOST_NODES = 4096
 
@@ -33,6 +35,11 @@ _PARTIAL = Tolerance(
 def nodes_of(keys: int) -> int:
     """The number of nodes of so many keys, at least one."""
     return max(-(-keys // NODE_KEYS), 1)
+
+
+def rows_of(rows: int) -> int:
+    """The rows of a block for so many rows of a sequence and head of keys."""
+    return next((few for few in BLOCK_ROWS if rows <= few), BLOCK_ROWS[-1])
 
 
 def splits_of_nodes(nodes: int, blocks: int, multiprocessors: int, requested: int | None = None) -> int:
@@ -208,10 +215,11 @@ _PACKED = dict(query_starts=True, query_ends=True)
 
 @kernel(
     grid="splits*heads_kv group*queries sequences",
-    variants={"dim dim_v": FEW_DIMS},
+    variants={"dim dim_v": FEW_DIMS, "rows": BLOCK_ROWS},
     filled=True,
     derived=dict(
         splits=lambda axes: axes["splits"],
+        rows=lambda axes: rows_of(axes["group"] * axes["queries"]),
         **{
             name: (lambda axes, name=name: axes.get(name, 0) or 1)
             for name in ("k_blocks", "v_blocks", "table", "levels", "v_levels")
