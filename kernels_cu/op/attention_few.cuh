@@ -107,6 +107,9 @@ struct FewTiling {
     using State = tile::WarpNode<dim, octets>;
     using Finished = FinishedRows<dim, rows>;
     static constexpr bool keeps_q = dim <= 64;   // in registers; else in shared memory
+    // Whether the scores of a tile are in registers; else where a node is. A local variable of a thread would wait for
+    // all copies.
+    static constexpr bool keeps_scores = dim <= 128 || octets == 1;
 
     // Shared memory of a warp: first room for an expanded unit of columns or for a node, then the ring.
     static constexpr int unit_bytes = sizeof(typename Units::Columns);
@@ -391,22 +394,18 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     const PageTable table = cached.block_table ? PageTable(cached.block_table + blockIdx.z * cached.table_stride,
                                                            cached.page, tile::cached_rows)
                                                : PageTable(problem.batch, problem.first_key);
-    const auto rows_of = [&](const CachedArray &array, int dim, int head) {
-        return PagedRows(array.codes, array.strides, array.scales, array.scale_strides, head,
+    const auto rows_of = [&](const CachedArray &array, int dim) {
+        return PagedRows(array.codes, array.strides, array.scales, array.scale_strides, problem.head,
                          dim * tile::bits_of(array.format) / 8, tile::blocks_of(array.format, dim));
     };
-    const PagedRows k_rows = rows_of(cached.k, options.dim, problem.head),
-                    v_rows = rows_of(cached.v, options.dim_v, problem.head);
-    // The same, for addresses: these would occupy registers all the time.
-    const auto rows_here = [&](bool keys) {
-        return rows_of(keys ? cached.k : cached.v, keys ? options.dim : options.dim_v,
-                       ptx::of_this_branch(problem.head));
-    };
+    const PagedRows k_rows = rows_of(cached.k, options.dim), v_rows = rows_of(cached.v, options.dim_v);
     const auto is_packed = [&](const CachedArray &array, const PagedRows &rows) {
         return array.tile_dim == 0 && Units::packable_rows(array.format) && rows.has_packed_scales(2) &&
                table.first % 2 == 0;
     };
     const bool k_packed = is_packed(cached.k, k_rows), v_packed = is_packed(cached.v, v_rows);
+
+    const bool both = octets > 1 && end_row - first_row > 8;   // octets that have rows
 
     // The ring, and the cursor of the copies.
     char *const arena = shared.arena[warp].bytes;
@@ -429,7 +428,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     const char *codes_here = nullptr, *scales_here = nullptr;
     const auto find_units = [&](int chunk) {
         const bool keys = tile::lane_group<chunk_units>() == 0;
-        const PagedRows rows = rows_here(keys);
+        const PagedRows rows = keys ? k_rows : v_rows;
         const int row = table.row_of((chunk * chunk_units + tile::lane_unit<chunk_units>()) * tile::cached_rows);
         codes_here = rows.code_strides.row(rows.codes, pages_next, row);
         scales_here = rows.scale_strides.row(rows.scales, pages_next, row);
@@ -441,7 +440,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         const int first = coming.tile * Tiling::keys + part * tile::cached_rows;
         const bool keys = coming.part < units;
         const CachedArray array = keys ? cached.k : cached.v;   // copies: references would put both in local memory
-        const PagedRows from = rows_here(keys);
+        const PagedRows from = keys ? k_rows : v_rows;
         const RowFormat format = array.format;
         if (array.tile_dim) {
             const char *tile =
@@ -525,13 +524,21 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     tile::load_queries<Element, dim, octets>(all_q, options.dim, [&](int row) {
         return first_row + row < end_row ? q + problem.at(q_strides, first_row + row) : nullptr;
     });
+    // For keys in CachedMxfp8Half, rows 8 .. 15 of A are Q in f16. Each format ignores the sums of the other rows.
+    constexpr bool has_halves = tile::is_bf16<Element> && dim == 128 && octets == 1;
+    bool halves = has_halves && cached.k.format == RowFormat::mxfp8;
     if constexpr (!Tiling::keeps_q) {
 #pragma unroll
         for (int step = 0; step < dim / 16; ++step)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) tile::of_lane(shared.q[step])[i] = all_q[step][i];   // equal in all warps
-        ptx::bar_sync();                                                                     // all threads see Q
+            for (int i = 0; i < 4; ++i) {
+                uint32_t pairs = all_q[step][i];
+                if (has_halves && i % 2 == 1) pairs = tile::lifted_half(all_q[step][i - 1], halves);
+                tile::of_lane(shared.q[step])[i] = pairs;   // equal in all warps
+            }
+        ptx::bar_sync();   // all threads see Q
     }
+    halves = !ptx::vote_sync_any(!halves);
     const auto query = [&](int step) -> const tile::FragmentA & {
         if constexpr (Tiling::keeps_q) return all_q[step];
         else return tile::of_lane(shared.q[step]);
@@ -579,6 +586,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         const auto send = [&](auto &to, int first) {
 #pragma unroll
             for (int octet = 0; octet < octets; ++octet) {
+                if (octet > 0 && !both) continue;
 #pragma unroll
                 for (int j = 0; j < std::remove_reference_t<decltype(to)>::tiles; ++j) {
                     const tile::Accumulator &o = softmax[octet].o[first + j];
@@ -586,6 +594,10 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 }
                 to.row_max(octet) = softmax[octet].row_max, to.row_sum(octet) = softmax[octet].row_sum;
             }
+        };
+        const auto scores_at = [&](int j) -> float4 & {
+            return reinterpret_cast<typename Tiling::Node *>(arena)->accumulator(j / Tiling::Node::tiles,
+                                                                                 j % Tiling::Node::tiles);
         };
         // The state of the softmax after a tile of a shared chunk, which the warp of the next tile continues. Each pair
         // of neighbors has a barrier of its own, so that no other warp waits.
@@ -596,6 +608,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             typename Tiling::State &from = state_of(tile);
 #pragma unroll
             for (int octet = 0; octet < octets; ++octet) {
+                if (octet > 0 && !both) continue;
 #pragma unroll
                 for (int j = 0; j < accumulators; ++j) {
                     const float4 four = from.accumulator(octet, j);
@@ -617,7 +630,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             // at a time joins the sums. Both wait for their slot in the same place, since its code is long.
             FewScores<octets, 2 * units> s;
             tile::FragmentB p[octets][units];   // P^T
-            constexpr int mx_batch = Tiling::template batch<tile::CachedMxfp4>;
+            constexpr int mx_batch = Tiling::template batch<tile::CachedMxfp4>,
+                          half_batch = has_halves ? Tiling::template batch<tile::CachedMxfp8> : 0;
             int batch;
 #pragma unroll 1
             for (int step = 0; step < 2 * units; step += batch) {
@@ -629,20 +643,28 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                     for (auto &of_octet : p)
 #pragma unroll
                         for (auto &pairs : of_octet) ptx::forget(pairs[0]), ptx::forget(pairs[1]);
-                    Units::template with_format_of<mx_batch>(cached.k.format, slot, [&](auto of) {
+                    Units::template with_format_of<mx_batch, half_batch>(cached.k.format, slot, halves, [&](auto of) {
                         constexpr int groups = 2 * Tiling::template batch<decltype(of)>;
                         constexpr int at_once = dim > 128 ? 1 : groups;
+                        if constexpr (Tiling::keeps_scores) {
 #pragma unroll
-                        for (auto &of_octet : s) move_up<groups>(of_octet);
+                            for (auto &of_octet : s) move_up<groups>(of_octet);
+                        }
 #pragma unroll
                         for (int group = 0; group < groups; group += at_once) {
                             tile::Accumulator sums[at_once] = {};
                             Units::multiply_keys(sums, slot, group, k_packed, query, of);
 #pragma unroll
-                            for (int j = 0; j < at_once; ++j)
+                            for (int j = 0; j < at_once; ++j) {
+                                if constexpr (Tiling::keeps_scores) {
 #pragma unroll
-                                for (int i = 0; i < 2 * octets; ++i)
-                                    s[i / 2][2 * units - groups + group + j][i % 2] = sums[j][i];
+                                    for (int i = 0; i < 2 * octets; ++i)
+                                        s[i / 2][2 * units - groups + group + j][i % 2] =
+                                            tile::is_half<decltype(of)> ? sums[j][i + 2] * 0x1p-16f : sums[j][i];
+                                } else {
+                                    scores_at(2 * step + group + j) = {sums[j][0], sums[j][1], sums[j][2], sums[j][3]};
+                                }
+                            }
                         }
                     });
                     if (step + batch < units) continue;
@@ -650,9 +672,16 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                     if (problem.transforms_scores()) {
                         tile::Accumulator some[1][2 * units] = {};
 #pragma unroll
-                        for (int j = 0; j < 2 * units; ++j)
+                        for (int j = 0; j < 2 * units; ++j) {
+                            if constexpr (Tiling::keeps_scores) {
 #pragma unroll
-                            for (int i = 0; i < 2 * octets; ++i) some[0][j][i] = s[i / 2][j][i % 2];
+                                for (int i = 0; i < 2 * octets; ++i) some[0][j][i] = s[i / 2][j][i % 2];
+                            } else {
+                                const float4 four = scores_at(j);
+                                some[0][j][0] = four.x, some[0][j][1] = four.y;
+                                some[0][j][2] = four.z, some[0][j][3] = four.w;
+                            }
+                        }
                         transform_scores<tile::NaturalKeys, true>(
                             some, problem,
                             [&](int, int half) {
@@ -661,12 +690,25 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                             },
                             tile_key, scale);
 #pragma unroll
-                        for (int j = 0; j < 2 * units; ++j)
+                        for (int j = 0; j < 2 * units; ++j) {
+                            if constexpr (Tiling::keeps_scores) {
 #pragma unroll
-                            for (int i = 0; i < 2 * octets; ++i) s[i / 2][j][i % 2] = some[0][j][i];
+                                for (int i = 0; i < 2 * octets; ++i) s[i / 2][j][i % 2] = some[0][j][i];
+                            } else {
+                                scores_at(j) = {some[0][j][0], some[0][j][1], some[0][j][2], some[0][j][3]};
+                            }
+                        }
                     }
 #pragma unroll
                     for (int octet = 0; octet < octets; ++octet) {
+                        if (octet > 0 && !both) continue;
+                        if constexpr (!Tiling::keeps_scores) {
+#pragma unroll
+                            for (int j = 0; j < 2 * units; ++j) {
+                                const float2 two = reinterpret_cast<const float2 *>(&scores_at(j))[octet];
+                                s[octet][j][0] = two.x, s[octet][j][1] = two.y;
+                            }
+                        }
                         if (!common) hide_keys(s[octet], problem, lane_queries[octet], tile_key);
                         softmax[octet].take(s[octet], factor);
 #pragma unroll
@@ -684,11 +726,14 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                     for (auto &scores : of_octet) ptx::forget(scores[0]), ptx::forget(scores[1]);
                 // O^T += V^T P^T, in one pass for all queries, or in a pass for each query with only its keys.
                 const int part = step - units;
-                // Adds a fragment of V^T times unit `unit` of P^T to accumulator j.
-                const auto add_all = [&](int j, const tile::FragmentA &v, int unit) {
+                // Adds a fragment of V^T times unit `unit` of P^T to accumulator j, for the first `count` octets.
+                const auto add_to = [&](auto count, int j, const tile::FragmentA &v, int unit) {
 #pragma unroll
-                    for (int octet = 0; octet < octets; ++octet)
+                    for (int octet = 0; octet < count; ++octet)
                         tile::multiply(softmax[octet].o[j], v, p[octet][unit], Element{});
+                };
+                const auto add_all = [&](int j, const tile::FragmentA &v, int unit) {
+                    add_to(std::integral_constant<int, octets>{}, j, v, unit);
                 };
                 const auto add_shown = [&](int j, const tile::FragmentA &v, int unit, int query,
                                            const bool (&is_of_query)[octets][2], int first) {
@@ -722,7 +767,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 };
                 if (!cached.v.has_columns()) {
                     // Units of rows: 16 keys, all columns.
-                    const auto add_units = [&](auto of) {
+                    const auto add_octets = [&](auto count, auto of) __attribute__((always_inline)) {
                         constexpr int bytes = Units::template row_bytes<decltype(of)>();
                         const int end = ptx::of_this_branch(Tiling::template batch<decltype(of)>);   // else the first
                                                                                                      // stands apart
@@ -730,10 +775,14 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                         for (int i = 0; i < end; ++i) {
                             Units::for_values(
                                 slot + i * bytes, v_packed,
-                                [&](int j, const tile::FragmentA &v) { add_all(j, v, 0); }, of);
+                                [&](int j, const tile::FragmentA &v) { add_to(count, j, v, 0); }, of);
 #pragma unroll
-                            for (auto &of_octet : p) rotate<1>(of_octet);
+                            for (int octet = 0; octet < count; ++octet) rotate<1>(p[octet]);
                         }
+                    };
+                    const auto add_units = [&](auto of) __attribute__((always_inline)) {
+                        if (both) add_octets(std::integral_constant<int, octets>{}, of);
+                        else add_octets(std::integral_constant<int, 1>{}, of);
                     };
                     const auto add_isolated = [&](auto of) {
                         constexpr int bytes = Units::template row_bytes<decltype(of)>();
@@ -753,7 +802,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                         }
                     };
                     if (isolates) tile::with_format<Element>(cached.v.format, add_isolated);
-                    else Units::template with_format_of<mx_batch>(cached.v.format, slot, add_units);
+                    else Units::template with_format_of<mx_batch, 0>(cached.v.format, slot, false, add_units);
                 } else {
                     // Units of columns: a quarter of the columns, all keys of the tile.
                     const int bytes = Units::column_bytes(cached.v.format);
@@ -809,6 +858,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         const auto take = [&](typename Tiling::Node &from, int first) {
 #pragma unroll
             for (int octet = 0; octet < octets; ++octet) {
+                if (octet > 0 && !both) continue;
                 FewSoftmax<dim> &rows = softmax[octet];
                 const NodeSum sum(rows.row_max, from.row_max(octet));
                 const OfColumns lefts(sum.left), rights(sum.right);
@@ -844,6 +894,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         const size_t first_at = size_t(node) * options.batch * options.heads_kv * options.group * options.queries;
 #pragma unroll
         for (int octet = 0; octet < octets; ++octet) {
+            if (octet > 0 && !both) continue;
             const FewSoftmax<dim> &rows = softmax[octet];
             const int of_lane = tile::accumulator_row(2 * octet);
             if (tile::accumulator_column(0) == 0 && first_row + of_lane < end_row) {

@@ -17,6 +17,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../kernel.cuh"
 #include "../ptx/access.cuh"
@@ -185,6 +186,30 @@ struct CachedMxfp8 {
     }
 };
 
+// The same in f16, times 2^8, for MMAs with f16 queries: exact for scales from 2^-13 to 2^-1, by which all values but 0
+// become normal numbers. From e4m3 to f16 takes one instruction where bf16 takes four.
+struct CachedMxfp8Half : CachedMxfp8 {
+    static constexpr float lift = 0x1p8f;
+
+    __device__ static uint32_t scales(uint32_t bytes) {   // 2^(byte - 119)
+        return (__byte_perm(bytes, 0, 0x4140) - 0x00680068u) << 10;
+    }
+    __device__ static void pairs(uint32_t word, uint32_t scale, uint32_t (&pairs)[2]) {
+        ptx::cvt_rn_f16x2_e4m3x4(pairs, word);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) pairs[i] = multiply_pair(pairs[i], scale, __half{});
+    }
+    // Whether all bytes of a word of scales are from 114 to 126.
+    __device__ static bool holds(uint32_t bytes) {
+        const uint32_t at_least = bytes + 0x0e0e0e0eu, nan = bytes + 0x01010101u;   // bits 7; right if bytes have none
+        return (at_least & ~nan & ~bytes & 0x80808080u) == 0x80808080u;
+    }
+};
+template <class Format>
+constexpr bool is_half = false;
+template <>
+constexpr bool is_half<CachedMxfp8Half> = true;
+
 // Calls body(Format{}) with the type of a block format whose values Element holds.
 template <class Element, class Body>
 __device__ inline void with_block_format(RowFormat format, Body &&body) {
@@ -275,24 +300,30 @@ struct CachedUnits {
     __device__ static int row_chunks(RowFormat format) { return dim * bits_of(format) / 128; }
     __device__ static int scale_step(RowFormat format) { return max(blocks_of(format, dim), 4); }
 
-    // Calls body(Format{}) for `batch` units of rows as with_format does, or with a quicker format that holds them.
-    template <int batch, class Body>
-    __device__ static void with_format_of(RowFormat format, const char *slot, Body &&body) {
+    // Calls body(Format{}) for units of rows as with_format does, or with a quicker format that holds them: for keys of
+    // `k_batch` units of CachedMxfp8, if there are f16 queries, and for `batch` units of CachedMxfp4.
+    template <int batch, int k_batch, class Body>
+    __device__ static void with_format_of(RowFormat format, const char *slot, bool halves, Body &&body) {
         if constexpr (is_bf16<Element> && dim == 128) {   // four bytes of scales to a row
-            if (format == RowFormat::mxfp4) {
-                static_assert(batch % 2 == 0, "whole rounds of a warp");
-                bool small = true;
-#pragma unroll
-                for (int i = 0; i < batch; i += 2) {
-                    const int unit = i + ptx::laneid() / cached_rows, row = ptx::laneid() % cached_rows;
-                    const char *codes = slot + unit * row_bytes<CachedMxfp4>();
-                    small &=
-                        CachedMxfp4Small::holds(reinterpret_cast<const uint32_t *>(codes + cached_rows * dim / 2)[row]);
-                }
-                if (!ptx::vote_sync_any(!small)) return body(CachedMxfp4Small{});
-            }
+            if (format == RowFormat::mxfp4 && holds_all<CachedMxfp4Small, batch>(slot)) return body(CachedMxfp4Small{});
+            if constexpr (k_batch > 0)
+                if (halves && holds_all<CachedMxfp8Half, k_batch>(slot)) return body(CachedMxfp8Half{});
         }
         with_format<Element>(format, body);
+    }
+    // Whether a format holds the scales of `batch` units, with a word of them to a row.
+    template <class Format, int batch>
+    __device__ static bool holds_all(const char *slot) {
+        bool holds = true;
+#pragma unroll
+        for (int i = 0; i < batch; i += 2) {
+            const int unit = i + ptx::laneid() / cached_rows, row = ptx::laneid() % cached_rows;
+            const char *codes = slot + unit * row_bytes<Format>();
+            if (i + 1 < batch || unit < batch)
+                holds &= Format::holds(
+                    reinterpret_cast<const uint32_t *>(codes + cached_rows * dim * Format::bits / 8)[row]);
+        }
+        return !ptx::vote_sync_any(!holds);
     }
 
     // Words of scales from a token to the next one.
@@ -497,8 +528,9 @@ struct CachedUnits {
                     uint32_t pairs[4];
                     pairs_of_row<Format>(words[j].word + eight * Format::bits / 4, scales[j].of(value + 8 * eight),
                                          pairs);
-                    multiply(sum[j], even, FragmentB{pairs[0], pairs[1]}, Element{});
-                    multiply(sum[j], odd, FragmentB{pairs[2], pairs[3]}, Element{});
+                    using Multiplied = std::conditional_t<is_half<Format>, __half, Element>;
+                    multiply(sum[j], even, FragmentB{pairs[0], pairs[1]}, Multiplied{});
+                    multiply(sum[j], odd, FragmentB{pairs[2], pairs[3]}, Multiplied{});
                 }
             }
         }
@@ -741,6 +773,18 @@ __device__ inline void load_queries(FragmentA (&a)[dim / 16], int columns, RowOf
             for (int i = 0; i < 4; ++i) a[2 * eight + i / 2][2 * (i % 2) + half] = pairs[i];
         }
     }
+}
+
+// A pair of queries in bfloat16 as f16, times 2^8. `fits` becomes false if one is not 0 and no normal number of f16.
+__device__ inline uint32_t lifted_half(uint32_t pair, bool &fits) {
+    const float2 values = unpack_pair(pair, __nv_bfloat16{});
+    const float low = values.x * CachedMxfp8Half::lift, high = values.y * CachedMxfp8Half::lift;
+    const auto is_normal = [](float value) {
+        const float size = fabsf(value);
+        return size == 0.0f || (size >= 0x1p-14f && size < 0x1p16f);
+    };
+    fits = fits && is_normal(low) && is_normal(high);
+    return ptx::cvt_rn_f16x2_f32(high, low);
 }
 
 __device__ inline void copy(Accumulator &to, const Accumulator &from) {

@@ -23,7 +23,7 @@ NODE_KEYS = 1024
 # Sequences with at most this many queries use this kernel.
 FEW_QUERIES = 16
 # Rows of a block: queries of the heads that share a head of keys. Blocks of eight rows keep half as many sums.
-BLOCK_ROWS = (8, 16)
+BLOCK_ROWS = {64: (16,), 128: (8, 16), 256: (16,)}
 # The most nodes of one merge.
 MOST_NODES = 4096
 
@@ -35,11 +35,6 @@ _PARTIAL = Tolerance(
 def nodes_of(keys: int) -> int:
     """The number of nodes of so many keys, at least one."""
     return max(-(-keys // NODE_KEYS), 1)
-
-
-def rows_of(rows: int) -> int:
-    """The rows of a block for so many rows of a sequence and head of keys."""
-    return next((few for few in BLOCK_ROWS if rows <= few), BLOCK_ROWS[-1])
 
 
 def splits_of_nodes(nodes: int, blocks: int, multiprocessors: int, requested: int | None = None) -> int:
@@ -173,7 +168,7 @@ def _case(
         pages=pages,
         page=page,
     )
-    sizes |= dict(table=table, sequences=rest.pop("sequences", batch), splits=splits, nodes=nodes_of(table * page))
+    sizes |= dict(rows=min(group * queries, 16), table=table, sequences=rest.pop("sequences", batch), splits=splits, nodes=nodes_of(table * page))
     case = {**sizes, "scale": dim**-0.5, "left": OPEN, "right": 0, "block_table": True, "key_ends": True, **rest}
     return case | _of_format("k", k, dim) | _of_format("v", v or k, dim_v or dim)
 
@@ -215,11 +210,11 @@ _PACKED = dict(query_starts=True, query_ends=True)
 
 @kernel(
     grid="splits*heads_kv group*queries sequences",
-    variants={"dim dim_v": FEW_DIMS, "rows": BLOCK_ROWS},
+    variants={"dim dim_v rows": tuple((*dims, rows) for dims in FEW_DIMS for rows in BLOCK_ROWS[dims[0]])},
     filled=True,
     derived=dict(
         splits=lambda axes: axes["splits"],
-        rows=lambda axes: rows_of(axes["group"] * axes["queries"]),
+        rows=lambda axes: min(axes["group"] * axes["queries"], 16),
         **{
             name: (lambda axes, name=name: axes.get(name, 0) or 1)
             for name in ("k_blocks", "v_blocks", "table", "levels", "v_levels")
