@@ -3,16 +3,15 @@
 #include "op/attention_few.cuh"
 #include "op/early.cuh"
 
-VARIANTS(dim dim_v, 64 64, 128 128, 256 256)
+VARIANTS(dim dim_v rows, 64 64 16, 128 128 8, 128 128 16, 256 256 16)
 
 template <class Element>
-using Few = op::FewTiling<Element, VARIANT_dim>;
+using Few = op::FewTiling<Element, VARIANT_dim, VARIANT_rows>;
 
 // clang-format off
 #define INSTANCE(suffix, Element)                                                                                      \
     KERNEL(ENTRY(suffix), .threads = {Few<Element>::threads}, .shared_bytes = sizeof(Few<Element>::Shared),            \
-           .tile = {1, Few<Element>::rows, 1}, .min_blocks = Few<Element>::blocks,                                     \
-           .spill_bytes = Few<Element>::spilled)                                                                       \
+           .tile = {1, Few<Element>::rows, 1}, .min_blocks = Few<Element>::blocks)                                     \
     (const Element *q,          /* [batch, heads_kv, group, queries, dim] */                                           \
      const uint8_t *k,          /* [pages, heads_kv, page, k_width]: rows, or tiles */                                 \
      const uint8_t *v,          /* [pages, heads_kv, page, v_width] */                                                 \

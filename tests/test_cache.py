@@ -277,6 +277,45 @@ def test_a_quantized_cache_equals_the_16_bit_cache_that_holds_its_values(machine
     assert_same_bits(*results)
 
 
+def test_scales_of_mxfp4_up_to_two_and_above(machine, rng):
+    """Tiles of keys whose largest scale is 2, 4 or 1/4, and one with a mixture, against a 16-bit cache."""
+    lengths, powers = [256], np.repeat(np.float32([1, 2, 0.125]), 64)
+    powers = np.concatenate([powers, np.float32(2) ** rng.integers(-3, 3, 64)])[:, None, None]
+    k, v = ([(rng.uniform(-11.5, 11.5, (256, HEADS, 128)) * powers).astype(BF16)] for _ in "kv")
+    cache, table = filled(rng, k, v, lengths, spare=0, format="mxfp4")
+    scales = cache.arrays["k_scales"].to_numpy()
+    assert {128, 129} <= set(scales.reshape(-1).tolist())
+    held = [[x[0].swapaxes(0, 1).astype(BF16)] for x in cache.read(table, lengths)]
+    other, other_table = filled(rng, *held, lengths, format="bf16")
+    q = normal(rng, 1, 2 * HEADS, 1, 128)
+    results = [
+        ptxrt.attention_paged(q, c, t, lengths, scale=0.01, return_lse=True)
+        for c, t in ((cache, table), (other, other_table))
+    ]
+    assert_same_bits(*results)
+
+
+@pytest.mark.parametrize("queries", [1.0, 2.0**-30, 2.0**9])
+def test_keys_of_mxfp8_that_f16_holds_and_others(machine, rng, queries):
+    """Tiles of keys with scales from 2^-13 to 2^-1 and beyond, with queries that are normal in f16 or not, against a
+    16-bit cache."""
+    lengths, powers = [320], np.repeat(np.float32(2) ** [0, 5, -20, 9, 0], 64)
+    powers[32:64], powers[256:] = np.float32(2) ** rng.integers(-4, 6, 32), np.float32(2) ** rng.integers(-13, 9, 64)
+    k, v = ([(normal(rng, 320, HEADS, 128) * powers[:, None, None]).astype(BF16)] for _ in "kv")
+    cache, table = filled(rng, k, v, lengths, spare=0, format="mxfp8")
+    scales = cache.arrays["k_scales"].to_numpy()
+    assert scales.min() < 114 and scales.max() > 126
+    held = [[x[0].swapaxes(0, 1).astype(BF16)] for x in cache.read(table, lengths)]
+    other, other_table = filled(rng, *held, lengths, format="bf16")
+    q = normal(rng, 1, 2 * HEADS, 1, 128, dtype=BF16)
+    q[0, 0, 0, 5], q[0, 1, 0, 7] = 0, BF16(queries)
+    results = [
+        ptxrt.attention_paged(q, c, t, lengths, scale=0.0005, return_lse=True)
+        for c, t in ((cache, table), (other, other_table))
+    ]
+    assert_same_bits(*results)
+
+
 PAIRS = [
     ("bf16", "nvfp4"),
     ("mxfp8", "mxfp4"),

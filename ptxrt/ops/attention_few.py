@@ -22,6 +22,8 @@ MIXED_DIM = 128
 NODE_KEYS = 1024
 # Sequences with at most this many queries use this kernel.
 FEW_QUERIES = 16
+# Rows of a block: queries of the heads that share a head of keys. Blocks of eight rows keep half as many sums.
+BLOCK_ROWS = {64: (16,), 128: (8, 16), 256: (16,)}
 # The most nodes of one merge.
 MOST_NODES = 4096
 
@@ -166,7 +168,7 @@ def _case(
         pages=pages,
         page=page,
     )
-    sizes |= dict(table=table, sequences=rest.pop("sequences", batch), splits=splits, nodes=nodes_of(table * page))
+    sizes |= dict(rows=min(group * queries, 16), table=table, sequences=rest.pop("sequences", batch), splits=splits, nodes=nodes_of(table * page))
     case = {**sizes, "scale": dim**-0.5, "left": OPEN, "right": 0, "block_table": True, "key_ends": True, **rest}
     return case | _of_format("k", k, dim) | _of_format("v", v or k, dim_v or dim)
 
@@ -208,10 +210,11 @@ _PACKED = dict(query_starts=True, query_ends=True)
 
 @kernel(
     grid="splits*heads_kv group*queries sequences",
-    variants={"dim dim_v": FEW_DIMS},
+    variants={"dim dim_v rows": tuple((*dims, rows) for dims in FEW_DIMS for rows in BLOCK_ROWS[dims[0]])},
     filled=True,
     derived=dict(
         splits=lambda axes: axes["splits"],
+        rows=lambda axes: min(axes["group"] * axes["queries"], 16),
         **{
             name: (lambda axes, name=name: axes.get(name, 0) or 1)
             for name in ("k_blocks", "v_blocks", "table", "levels", "v_levels")
