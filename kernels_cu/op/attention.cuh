@@ -15,6 +15,7 @@
 #include "../tile/fragment.cuh"
 #include "../tile/search.cuh"
 #include "../tile/shared.cuh"
+#include "../tile/stored_rows.cuh"
 #include "../tile/walked_chunks.cuh"
 #include "problem.cuh"
 #include "sequences.cuh"
@@ -52,11 +53,12 @@ struct Tiling : tile::AttentionShape<dim_, one_slice> {
     static constexpr int slices = Shape::slices, warps = Shape::warps, keys = Shape::keys;
     static constexpr bool keeps_q = Shape::keeps_q;
     static constexpr bool weaves = Shape::weaves && std::is_same_v<Element, __nv_bfloat16>;   // f16 was not measured
-    static constexpr bool hurries = Shape::has_halves && one_slice;                           // see Problem
     static constexpr bool copies_early = one_slice;
-    static constexpr bool walks_rows = true;                // see store_rows
-    static constexpr bool fills_q = one_slice && keeps_q;   // Q stays in registers, its buffer is one more stage
-    static constexpr int stages = fills_q ? 3 : 2;          // one is read while the others fill
+    static constexpr bool ends_quickly = Shape::ends_quickly;   // see write_results
+    static constexpr bool walks_rows = true;                    // see store_rows
+    static constexpr bool fills_q = one_slice && keeps_q;       // Q stays in registers, its buffer is one more stage
+    static constexpr bool hurries = fills_q;                    // see Problem
+    static constexpr int stages = fills_q ? 3 : 2;              // one is read while the others fill
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
 
@@ -120,6 +122,8 @@ struct RowCopier {
     uint32_t target;   // address of that chunk in the first stage
     bool present;      // whether rows have this chunk
 
+    RowCopier() = default;
+
     __device__ RowCopier(const Tile &first_stage, const Element *first_row, long long stride, int columns) {
         const int row = threadIdx.x / Tile::row_chunks, chunk = threadIdx.x % Tile::row_chunks;
         present = chunk * tile::elements_per_chunk<Element> < columns;
@@ -144,6 +148,15 @@ struct RowCopier {
         }
     }
 
+    // The same in straight code, which is shorter.
+    __device__ void copy_straight(uint32_t stage_offset, int rows) {
+        const int left = present ? rows - int(threadIdx.x / Tile::row_chunks) : 0;
+        if (lanes < threads && threadIdx.x >= lanes) return;
+#pragma unroll
+        for (int i = 0; i < Tile::rows; i += step, source += step_bytes)
+            ptx::cp_async_cg_16_if(i < left, Tile::moved(target + stage_offset, i, 0), source);
+    }
+
     // The same if `copies`, without a branch.
     __device__ void copy_if(bool copies, uint32_t stage_offset, int rows) {
         const int left = present ? rows - int(threadIdx.x / Tile::row_chunks) : 0;
@@ -165,7 +178,7 @@ __device__ inline void copy_queries(Tile &target, const Element *q, const Stride
         if (problem.options.group == 1) {   // in few instructions
             RowCopier<Element, threads, Tile> rows(target, q + problem.at(strides, first_row, 0), strides.query,
                                                    problem.options.dim);
-            rows.copy(0, problem.rows - first_row);
+            rows.copy_straight(0, problem.rows - first_row);
             return;
         }
     if (threadIdx.x >= lanes) return;
@@ -377,26 +390,50 @@ __device__ __forceinline__ void store_rows(const Softmax &softmax,
                                            typename Tiling::template OutputTile<Element> &staging, int staged_row,
                                            Element *out, const StridesQ &strides, const Problem &problem, int warp_row,
                                            const float (&factor)[Tiling::slices][2]) {
-    __syncwarp();   // all lanes have read what the staging rows held
-#pragma unroll
-    for (int slice = 0; slice < Tiling::slices; ++slice)
-#pragma unroll(Softmax::rolled ? 1 : Tiling::dim_v / tile::mma_columns)
-        for (int j = 0; j < Tiling::dim_v / tile::mma_columns; ++j)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const tile::Accumulator &o = softmax.o[slice][j];
-                uint32_t *chunk = reinterpret_cast<uint32_t *>(
-                    &staging.at(staged_row + 16 * slice + tile::accumulator_row(2 * half), j));
-                chunk[tile::accumulator_column(0) / 2] = tile::rounded_pair(
-                    o[2 * half + 1] * factor[slice][half], o[2 * half] * factor[slice][half], Element{});
-            }
-    __syncwarp();   // the rows are complete
     using Tile = typename Tiling::template OutputTile<Element>;
+    __syncwarp();   // all lanes have read what the staging rows held
+    if constexpr (Tiling::ends_quickly && ptx::has_stmatrix) {
+        const uint32_t address = tile::address_a(staging) + staged_row * uint32_t(sizeof(Tile) / Tile::rows);
+#pragma unroll
+        for (int slice = 0; slice < Tiling::slices; ++slice)
+#pragma unroll
+            for (int pair = 0; pair < Tiling::dim_v / 16; ++pair) {
+                tile::Accumulator o[2];
+#pragma unroll
+                for (int i = 0; i < 8; ++i)
+                    o[i / 4][i % 4] = softmax.o[slice][2 * pair + i / 4][i % 4] * factor[slice][i % 4 / 2];
+                tile::store_rounded<Tile>(o, address, 16 * slice, 2 * pair, Element{});
+            }
+    } else {
+#pragma unroll
+        for (int slice = 0; slice < Tiling::slices; ++slice)
+#pragma unroll(Softmax::rolled ? 1 : Tiling::dim_v / tile::mma_columns)
+            for (int j = 0; j < Tiling::dim_v / tile::mma_columns; ++j)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const tile::Accumulator &o = softmax.o[slice][j];
+                    uint32_t *chunk = reinterpret_cast<uint32_t *>(
+                        &staging.at(staged_row + 16 * slice + tile::accumulator_row(2 * half), j));
+                    chunk[tile::accumulator_column(0) / 2] = tile::rounded_pair(
+                        o[2 * half + 1] * factor[slice][half], o[2 * half] * factor[slice][half], Element{});
+                }
+    }
+    __syncwarp();   // the rows are complete
     if constexpr (Tiling::walks_rows) {
         using Chunks = tile::WalkedChunks<Tile::row_chunks>;
         const int first = Chunks::first_row(), chunk = Chunks::chunk(),
                   end = min(problem.rows - warp_row, 16 * Tiling::slices);
         if (!Chunks::any() || 8 * chunk >= problem.options.dim_v) return;
+        if constexpr (Tiling::ends_quickly)
+            if (problem.options.group == 1 && !softmax.again) {   // in few instructions
+                char *target = reinterpret_cast<char *>(out + problem.at(strides, warp_row + first, 0) + 8 * chunk);
+                const size_t step_bytes = Chunks::step * strides.query * sizeof(Element);
+#pragma unroll
+                for (int row = 0; row < 16 * Tiling::slices; row += Chunks::step, target += step_bytes)
+                    if (first + row < end)
+                        *reinterpret_cast<uint4 *>(target) = staging.at(staged_row + first + row, chunk);
+                return;
+            }
         RowWalker<Element> target(out + 8 * chunk, strides, problem, warp_row + first, Chunks::step);
         if (Softmax::lowered && softmax.again) {
 #pragma unroll 1
@@ -516,17 +553,13 @@ __device__ __forceinline__ bool sums_are_too_large(const Softmax &softmax, const
            0x1p117f;
 }
 
-// Divides by the sums and writes the outputs; splits write undivided sums. exact_sum, or null, gets the sums of the
-// weights before rounding, laid out as row_sum. If the sums were computed again, it writes only those that were too
-// small.
+// Adds the sinks to the sums of rows, and writes the logarithms, maxima and sums. Returns in `factor` what the outputs
+// are multiplied by.
 template <class Tiling, class Softmax>
-__device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling::Shared &shared, const Problem &problem,
-                                              int first_row, int warp_row, float output_scale = 1.0f,
-                                              float *exact_sum = nullptr) {
+__device__ __forceinline__ void write_figures(Softmax &softmax, const Problem &problem, int warp_row,
+                                              float output_scale, float *exact_sum,
+                                              float (&factor)[Tiling::slices][2]) {
     const AttentionOptions &options = problem.options;
-    // Sums of whole rows, and the sinks.
-    if (Softmax::lowered && softmax.again) softmax.keep_small_sums();
-    softmax.finish();
     const RowShift<Tiling::slices> shift(softmax, problem, warp_row);
     float sink_share[Tiling::slices][2] = {};   // of the denominator
     if (options.sinks && problem.split == 0) {
@@ -545,7 +578,6 @@ __device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling:
     }
 
     // The logarithms, maxima and sums of rows.
-    float factor[Tiling::slices][2];   // of the output
     tile::for_rows<Tiling::slices>([&](int slice, int half) {
         const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
         const float sum = softmax.row_sum[slice][half] + sink_share[slice][half], max = softmax.row_max[slice][half];
@@ -571,6 +603,26 @@ __device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling:
         if (options.row_sum) options.row_sum[problem.split_row_at(row)] = denominator * part;
         if (exact_sum) exact_sum[problem.split_row_at(row)] = sum * part;
     });
+}
+
+// Divides by the sums and writes the outputs; splits write undivided sums. exact_sum, or null, gets the sums of the
+// weights before rounding, laid out as row_sum. If the sums were computed again, it writes only those that were too
+// small.
+template <class Tiling, class Softmax>
+__device__ __forceinline__ void write_results(Softmax &softmax, typename Tiling::Shared &shared, const Problem &problem,
+                                              int first_row, int warp_row, float output_scale = 1.0f,
+                                              float *exact_sum = nullptr) {
+    const AttentionOptions &options = problem.options;
+    if (Softmax::lowered && softmax.again) softmax.keep_small_sums();
+    softmax.finish();
+    float factor[Tiling::slices][2];                       // of the output
+    if (Tiling::ends_quickly && !options.have_figures())   // in few instructions
+        tile::for_rows<Tiling::slices>([&](int slice, int half) {
+            const float denominator = softmax.denominator(slice, half);
+            factor[slice][half] = output_scale * (denominator == 0.0f ? 0.0f : __frcp_rn(denominator));
+            factor[slice][half] *= softmax.o_scale[slice][half];
+        });
+    else write_figures<Tiling>(softmax, problem, warp_row, output_scale, exact_sum, factor);
 
     // The output: 16-bit types by way of shared memory, float32 and parts directly.
     const int staged_row = warp_row - first_row;
@@ -639,30 +691,59 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
     const int end_row = min(first_row + Tiling::rows, problem.rows);
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
     TileRange<Tiling::keys> range(problem, first_row, end_row, Tiling::hurries);
-    if (again) range.plain_end = range.plain_begin;
+    if (!Tiling::hurries && again) range.plain_end = range.plain_begin;
 
     // Start copying the first tiles and Q.
     const int begin_key = range.begin * Tiling::keys;
     RowCopier<Element, Tiling::threads, KeyTile> k_rows(
         shared.stage[0].k, operands.k + problem.at(operands.k_strides) + begin_key * operands.k_strides.key,
         operands.k_strides.key, options.dim);
-    RowCopier<Element, Tiling::threads, ValueTile> v_rows(
-        shared.stage[0].v, operands.v + problem.at(operands.v_strides) + begin_key * operands.v_strides.key,
-        operands.v_strides.key, options.dim_v);
+    RowCopier<Element, Tiling::threads, ValueTile> v_rows;
+    auto start_values = [&] {
+        v_rows = {shared.stage[0].v, operands.v + problem.at(operands.v_strides) + begin_key * operands.v_strides.key,
+                  operands.v_strides.key, options.dim_v};
+    };
+    if constexpr (!Tiling::hurries) start_values();
     auto copy_tile = [&](int index, uint32_t stage_offset) {
         k_rows.copy(stage_offset, problem.keys - index * Tiling::keys);
         v_rows.copy(stage_offset, problem.keys - index * Tiling::keys);
     };
 
-    if (range.begin < range.end) {   // blocks without visible keys copy nothing and write zeros
-        copy_tile(range.begin, 0);   // before Q: a tile is larger and takes longer to arrive
+    // Blocks without visible keys copy nothing and write zeros. The others copy a tile before Q, which is smaller and
+    // arrives sooner. Those that hurry copy the first values behind what the first scores need, since all blocks of
+    // such a launch wait for the L2 at once.
+    const bool any = range.begin < range.end;
+    auto copy_rows_of_q = [&] {
         copy_queries<Element, Tiling::threads, Tiling::hurries>(shared.q, operands.q, operands.q_strides, problem,
                                                                 first_row);
+    };
+    if constexpr (Tiling::hurries) {
+        if (any) {
+            k_rows.copy_straight(0, problem.keys - begin_key);
+            copy_rows_of_q();
+        }
+        ptx::cp_async_commit_group();
+        if (any) {
+            start_values();
+            v_rows.copy_straight(0, problem.keys - begin_key);
+        }
+    } else if (any) {
+        copy_tile(range.begin, 0);
+        copy_rows_of_q();
     }
     ptx::cp_async_commit_group();
     if constexpr (Tiling::fills_q) {
-        if (range.begin + 1 < range.end) copy_tile(range.begin + 1, sizeof(Stage));
+        if (range.begin + 1 < range.end) {
+            const int rows = problem.keys - begin_key - Tiling::keys;
+            if constexpr (Tiling::hurries)
+                k_rows.copy_straight(sizeof(Stage), rows), v_rows.copy_straight(sizeof(Stage), rows);
+            else copy_tile(range.begin + 1, sizeof(Stage));
+        }
         ptx::cp_async_commit_group();
+    }
+    if constexpr (Tiling::hurries) {
+        range.find_plain(problem);
+        if (again) range.plain_end = range.plain_begin;
     }
 
     // The softmax, and Q in registers.
@@ -671,9 +752,9 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
     if constexpr (Softmax::lowered) softmax.again = again;
     WarpQueries<QueryTile, Tiling::slices, Tiling::dim / 16, Tiling::keeps_q> q{
         tile::address_a(shared.q) + uint32_t((warp_row - first_row) * (sizeof(shared.q) / Tiling::rows))};
-    if (Tiling::keeps_q && range.begin < range.end) {
-        ptx::cp_async_wait_group<Tiling::stages - 2>();
-        ptx::bar_sync();   // all threads see Q
+    if (Tiling::keeps_q && any) {
+        ptx::cp_async_wait_group<Tiling::stages - (Tiling::hurries ? 1 : 2)>();
+        ptx::bar_sync();   // all threads see Q and, where blocks hurry, the first keys
         q.keep();
     }
 
@@ -683,9 +764,12 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
     const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
     const float factor = score_factor(problem, options.scale);
     uint32_t stage_offset = 0;   // of the current tile
-    auto step = [&](int index, auto masked) {
-        ptx::cp_async_wait_group<Tiling::stages - 2>();
-        ptx::bar_sync();   // all threads see this tile and have read the stage that is filled next
+    auto step = [&](int index, auto masked, auto waits_late) {
+        auto wait = [&] {
+            ptx::cp_async_wait_group<Tiling::stages - 2>();
+            ptx::bar_sync();   // all threads see this tile and have read the stage that is filled next
+        };
+        if constexpr (!waits_late) wait();
         const uint32_t current = stage_offset;
         uint32_t filled;
         if constexpr (Tiling::fills_q) {   // stages 0, 1, -1 in turn; after this barrier Q is in registers
@@ -704,10 +788,11 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
             else if (index + Tiling::stages - 1 < range.end) copy_tile(index + Tiling::stages - 1, filled);
             ptx::cp_async_commit_group();
         };
-        if constexpr (Tiling::copies_early) copy_next();
+        if constexpr (Tiling::copies_early && !waits_late) copy_next();
         // A warp only copies if it has no rows, or if its rows see nothing of this tile.
         if (idle || (masked && index * Tiling::keys >= warp_end)) {
-            if constexpr (!Tiling::copies_early) copy_next();
+            if constexpr (waits_late) wait();
+            if constexpr (!Tiling::copies_early || waits_late) copy_next();
             return;
         }
         tile::Accumulator s[Tiling::slices][Tiling::keys / tile::mma_columns];
@@ -728,13 +813,19 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
         if constexpr (masked)
             mask_scores<tile::NaturalKeys, true>(s, problem, warp_row, index * Tiling::keys, options.scale);
         softmax.take(s, factor);
+        if constexpr (waits_late) wait(), copy_next();
         accumulate_values<Element, Tiling::dim_v, ValueTile, masked && Softmax::lowered>(softmax, s, v + current);
     };
 
     // All tiles. Those without masks have a loop of their own.
-    for (int index = range.begin; index < range.end; ++index) {
-        for (; range.plain_begin <= index && index < range.plain_end; ++index) step(index, std::false_type{});
-        if (index < range.end) step(index, std::true_type{});
+    int index = range.begin;
+    if constexpr (Tiling::hurries)
+        if (range.plain_begin <= index && index < range.plain_end)
+            step(index++, std::false_type{}, std::true_type{});   // its values may still be on their way
+    for (; index < range.end; ++index) {
+        for (; range.plain_begin <= index && index < range.plain_end; ++index)
+            step(index, std::false_type{}, std::false_type{});
+        if (index < range.end) step(index, std::true_type{}, std::false_type{});
     }
 
     // Check whether sums lost bits, then write the results.

@@ -32,6 +32,8 @@ struct BlockTiling : tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_,
     using ValueFormat = ValueFormat_;
     static constexpr int dim = dim_, dim_v = dim_v_;
     static constexpr bool is_half = half;
+    static constexpr bool hurries = false;   // see Problem
+    static constexpr bool ends_quickly = false;
     static constexpr bool walks_rows = false;   // see store_rows
     static constexpr int threads = 32 * Shape::warps;
     static constexpr int rows = 16 * Shape::slices * Shape::warps;

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "../kernel.cuh"
+#include "../ptx/alu.cuh"
 #include "../ptx/cvt.cuh"
 #include "../ptx/math.cuh"
 #include "../ptx/warp.cuh"
@@ -78,6 +79,20 @@ struct AttentionOptions {
     int batch, heads_kv, group, queries, dim, keys, dim_v, sequences, splits;
     StridesMask mask_strides, allowed_strides;
     StridesQ out_bf16_strides, out_f16_strides, out_f32_strides;
+
+    // Whether rows are queries, a launch has all keys, and sequences are the items of the batch. All is tested at once,
+    // so that one branch skips the code for other launches.
+    __device__ bool are_simple() const {
+        const auto bits = [](const int *array) { return reinterpret_cast<uintptr_t>(array); };
+        return ((bits(query_starts) | bits(query_ends) | bits(key_starts) | bits(key_ends)) == 0) & (group == 1) &
+               (splits <= 1);
+    }
+
+    // Whether anything but outputs is asked for, or anything but keys joins the sums.
+    __device__ bool have_figures() const {
+        const auto bits = [](const float *array) { return reinterpret_cast<uintptr_t>(array); };
+        return (bits(sinks) | bits(lse) | bits(partial) | bits(row_max) | bits(row_sum)) != 0;
+    }
 };
 
 // The options of an entry: the parameters that the lists above declare, row_shift, and the sizes from `batch` to
@@ -103,20 +118,24 @@ struct Problem {
     int rows;
     int first_offset, end_offset;   // query i sees the existing keys among i + first_offset .. i + end_offset - 1
 
-    // block: this block's place in the grid. hurries: whether a test saves the divisions of launches without splits.
+    // block: this block's place in the grid. hurries: whether simple launches have a short way to their first copies.
     __device__ explicit Problem(const AttentionOptions &options, uint3 block, bool hurries = false) : options(options) {
         const int sequence = block.z;
-        head = block.x, split = 0;
-        if (!hurries || options.splits > 1) {
+        if (hurries && options.are_simple()) {
+            head = block.x, split = 0, batch = sequence;
+            row_block = gridDim.y - 1 - block.y;
+            first_query = first_key = 0;
+            queries = options.queries, keys = options.keys;
+        } else {
             head = block.x % options.heads_kv;
             split = block.x / options.heads_kv;
+            row_block = gridDim.y - 1 - block.y;
+            batch = options.query_starts ? 0 : sequence;   // packed sequences are one batch
+            first_query = options.query_starts ? options.query_starts[sequence] : 0;
+            first_key = options.key_starts ? options.key_starts[sequence] : 0;
+            queries = (options.query_ends ? options.query_ends[sequence] : options.queries) - first_query;
+            keys = (options.key_ends ? options.key_ends[sequence] : options.keys) - first_key;
         }
-        row_block = gridDim.y - 1 - block.y;
-        batch = options.query_starts ? 0 : sequence;   // packed sequences are one batch
-        first_query = options.query_starts ? options.query_starts[sequence] : 0;
-        first_key = options.key_starts ? options.key_starts[sequence] : 0;
-        queries = (options.query_ends ? options.query_ends[sequence] : options.queries) - first_query;
-        keys = (options.key_ends ? options.key_ends[sequence] : options.keys) - first_key;
         rows = queries * options.group;
         // An unlimited side is no wider than keys + queries, whose sum fits 32 bits (largest_keys).
         first_offset = keys - queries - min(options.left, keys);
@@ -172,18 +191,28 @@ struct Problem {
 template <int keys>
 struct TileRange {
     int begin, end, plain_begin, plain_end;
+    int first_query, last_query, split_end;
 
-    // hurries: see Problem.
+    // hurries: see Problem; then find_plain() is called later.
     __device__ TileRange(const Problem &problem, int first_row, int end_row, bool hurries = false) {
         static_assert(split_unit % keys == 0, "a split begins where a tile does");
-        const int first_query = problem.query_of(first_row), last_query = problem.query_of(end_row - 1);
-        int split_units = ceil_div(problem.options.keys, split_unit);
-        if (!hurries || problem.options.splits > 1) split_units = ceil_div(split_units, problem.options.splits);
-        const int split_keys = split_units * split_unit;
-        const int split_begin = problem.split * split_keys, split_end = min(split_begin + split_keys, problem.keys);
+        int split_begin = 0;
+        first_query = first_row, last_query = end_row - 1, split_end = problem.keys;
+        if (!hurries || !problem.options.are_simple()) {
+            first_query = problem.query_of(first_row), last_query = problem.query_of(end_row - 1);
+            // The division is not moved to the beginning of the kernel, where simple launches would pay for it.
+            const int splits = hurries ? ptx::mov_b32(problem.options.splits) : problem.options.splits;
+            const int split_units = ceil_div(ceil_div(problem.options.keys, split_unit), splits);
+            const int split_keys = split_units * split_unit;
+            split_begin = problem.split * split_keys, split_end = min(split_begin + split_keys, problem.keys);
+        }
         begin = max(problem.first_visible(first_query), split_begin) / keys;
         end = ceil_div(max(min(problem.end_visible(last_query), split_end), 0), keys);
         end = max(end, begin);
+        if (!hurries) find_plain(problem);
+    }
+
+    __device__ void find_plain(const Problem &problem) {
         plain_begin = min(max(ceil_div(problem.first_visible(last_query), keys), begin), end);
         plain_end = max(min(max(problem.end_visible(first_query), 0), split_end), 0) / keys;
         plain_end = max(min(plain_end, end), plain_begin);

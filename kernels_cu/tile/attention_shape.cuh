@@ -30,6 +30,8 @@ struct AttentionShape {
     static constexpr int blocks = has_halves && dim <= 32 && !one_slice ? 3 : small ? 2 : 1;
     static constexpr int keys = wide || (!small && roomy) ? 64 : dim > 192 ? 16 : 32;
     static constexpr bool keeps_q = (wide && (dim <= 64 || one_slice)) || (!small && roomy && dim <= 192);
+    // Where registers suffice: whole blocks of other widths would spill in the loop over tiles.
+    static constexpr bool ends_quickly = has_halves && (one_slice || dim == 128);
     // On Hopper, copies of the next tile have no branch, so that they are issued between MMAs.
     static constexpr bool weaves = has_halves && !one_slice && ptx::has_bulk_copy && (dim == 64 || dim == 128);
 };
