@@ -174,7 +174,7 @@ def token_rows(functions: Sequence[str] = (), repeat: int = REPEAT) -> list[dict
         **{name: _in_turn(call) for name, call in calls.items()},
     }
     nodes = Clock(repeat=checked_repeat("bench produce", repeat)).times(gathered)
-    calls = {BARE: bare_launch(plan_launch(fill_f32.bind(x=one), backend), [one], value=0.0), **calls}
+    calls = {BARE: bare_launch(plan_launch(fill_f32.bind(x=one, value=0.0), backend), [one], value=0.0), **calls}
 
     def ended(call: Callable[[], Any]) -> None:
         for _ in range(IN_TURN):
