@@ -106,7 +106,8 @@ def _encoding(there: Weights, texts: np.ndarray) -> Side:
     graph = next((graph for graph, *_ in model._graphs.values()), None)
     if graph is None:
         return Side(call, launched=call)
-    forward = lambda: model.forward(*map(ptxrt.to_device, minilm._packed(list(texts))))
+    given = (texts[0], *minilm.places_of(np.array([texts.size])))
+    forward = lambda: model.forward(*map(ptxrt.to_device, given))
     return Side(call, graph.launch, dict(launches=len(graph.launches)), forward)
 
 

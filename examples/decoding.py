@@ -111,7 +111,7 @@ class Decoder(ABC):
                 raise ptxrt.ArgumentError("these weights have no tokenizer; pass token ids")
             text = self.tokenizer.encode(text, add_special_tokens=False).ids
         more = f"shorten it (up to {self.config['context']} by SmolLM2(context=))"
-        return checked_ids(["the text"], [text], self.config["vocabulary"], self.context, more)[0]
+        return checked_ids(lambda _: "the text", [text], self.config["vocabulary"], self.context, more)[0]
 
     def logits(self, text: str | Sequence[int], *, chunk: int | None = None) -> np.ndarray:
         """Return the logits after every token, float32 [tokens, vocabulary]. chunk: the most tokens of a call; None

@@ -68,6 +68,7 @@ class MiniLM:
         self.config = c = self.weights.config
         self.products = p = Products(self.weights, pairs, scale_rule)
         self._graphs: dict[int, tuple[Any, ...]] = {}
+        self._last: tuple[Any, ...] | None = None  # lengths of the last batch, and their _places()
         get, width, hidden = self.weights.tensor, c["width"], c["hidden"]
         on_device = lambda name, *shape: ptxrt.to_device(get(name, *shape))
         norm = lambda name: (on_device(f"{name}.weight", width), on_device(f"{name}.bias", width))
@@ -124,13 +125,15 @@ class MiniLM:
 
     def ids(self, texts: Sequence[Any]) -> list[np.ndarray]:
         """Return token ids of texts; lists of ids are used as they are. ArgumentError for an empty or too long text."""
-        found = []
-        for text in texts:
-            if isinstance(text, str):
-                text = self.weights.tokenizer.encode(text).ids if text.strip() else []
-            found.append(text)
-        names = [f"encode: text {i}" for i in range(len(found))]
-        return checked_ids(names, found, self.config["vocabulary"], self.config["context"], "cut it into passages")
+        ids, lengths = self._ids(texts)
+        return np.split(ids, np.cumsum(lengths)[:-1])
+
+    def _ids(self, texts: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the token ids of all texts, one text behind the other, and the length of each."""
+        read = lambda text: self.weights.tokenizer.encode(text).ids if text.strip() else []
+        found = [read(text) if isinstance(text, str) else text for text in texts]
+        vocabulary, context = self.config["vocabulary"], self.config["context"]
+        return checked_ids("encode: text {}".format, found, vocabulary, context, "cut it into passages")
 
     def encode(self, texts: Sequence[Any]) -> np.ndarray:
         """Return embeddings of length 1, float32 [n, width]; their dot products are cosines.
@@ -139,21 +142,26 @@ class MiniLM:
         """
         if isinstance(texts, str):
             raise ptxrt.ArgumentError("encode: texts is a string; pass a list of texts")
-        ids = self.ids(texts)
-        if not ids:
+        ids, lengths = self._ids(texts)
+        if not len(lengths):
             return np.zeros((0, self.config["width"]), np.float32)
-        if len(ids) == 1:
-            return self._single(ids[0])
-        batches: list[list[np.ndarray]] = []
-        room = 0
-        for one in ids:
-            if len(one) > room:
-                batches.append([])
-                room = MOST_TOKENS
-            batches[-1].append(one)
-            room -= len(one)
-        found = [self.forward(*map(ptxrt.to_device, _packed(batch))) for batch in batches]
-        return np.concatenate([one.to_numpy() for one in found])  # once all launches are in the stream
+        if len(lengths) == 1:
+            return self._single(ids)
+        found, ends, first = [], np.cumsum(lengths), 0
+        while first < len(lengths):
+            begin = ends[first] - lengths[first]
+            last = max(int(np.searchsorted(ends, begin + MOST_TOKENS, "right")), first + 1)
+            batch = ptxrt.to_device(ids[begin : ends[last - 1]])
+            found.append(self.forward(batch, *self._places(lengths[first:last])))
+            first = last
+        arrays = [one.to_numpy() for one in found]  # once all launches are in the stream
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+    def _places(self, lengths: np.ndarray) -> tuple[Any, Any]:
+        """Return positions and starts of texts on the device; those of the last batch if its lengths are the same."""
+        if self._last is None or not np.array_equal(self._last[0], lengths):
+            self._last = lengths, *map(ptxrt.to_device, places_of(lengths))
+        return self._last[1:]
 
     def _single(self, ids: np.ndarray) -> np.ndarray:
         """Return the embedding [1, width] of one text, by the graph of its length."""
@@ -170,8 +178,9 @@ class MiniLM:
         return embedding.to_numpy()
 
 
-def _packed(texts: list[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """Concatenate texts: return ids, positions, and the start of each text, int32."""
-    starts = np.cumsum([0, *map(len, texts)], dtype=np.int32)
-    positions = np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], np.diff(starts))
-    return np.concatenate(texts), positions, starts
+def places_of(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the position of every token within its text and the start of every text, int32, of texts one behind the
+    other."""
+    starts = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    return np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], lengths), starts

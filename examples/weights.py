@@ -7,7 +7,6 @@ import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -100,28 +99,34 @@ def gguf_weights(path: Path, digest: str, architecture: str, numbers: Mapping[st
 
 
 def checked_ids(
-    names: Sequence[str], texts: Sequence[Any], vocabulary: int, context: int, more: str
-) -> list[np.ndarray]:
-    """Return token ids of texts, each as int32 [tokens]; ArgumentError, with the text's name, if there are none, too
-    many, or invalid ones.
+    name: Callable[[int], str], texts: Sequence[Any], vocabulary: int, context: int, more: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the token ids of all texts, int32 [tokens], one text behind the other, and the length of each text.
+    ArgumentError, with the text's name, if a text has none, too many, or invalid ones.
 
-    more: the message's advice for too long a text.
+    name: from the number of a text. more: the message's advice for too long a text.
     """
-    texts = [np.asarray(ids) for ids in texts]
-    for name, ids in zip(names, texts):
-        if not ids.size:
-            raise ptxrt.ArgumentError(f"{name} is empty; pass one of at least one token")
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            came = f"{name} has ids {ids.dtype} {list(ids.shape)}"
-            raise ptxrt.ArgumentError(f"{came}; pass a string, or whole numbers of one axis")
-        if len(ids) > context:
-            raise ptxrt.ArgumentError(f"{name} has {len(ids)} tokens, the context {context}; {more}")
+    texts = list(map(np.asarray, texts))
+    lengths = np.array([ids.size for ids in texts], np.int32)
     if not texts:
-        return []
+        return np.zeros(0, np.int32), lengths
+    kinds = {dtype.kind for dtype in {ids.dtype for ids in texts}}
+    if (
+        not kinds <= {"i", "u"}
+        or {ids.ndim for ids in texts} != {1}
+        or not 1 <= lengths.min() <= lengths.max() <= context
+    ):
+        for i, ids in enumerate(texts):
+            if not ids.size:
+                raise ptxrt.ArgumentError(f"{name(i)} is empty; pass one of at least one token")
+            if ids.ndim != 1 or ids.dtype.kind not in "iu":
+                came = f"{name(i)} has ids {ids.dtype} {list(ids.shape)}"
+                raise ptxrt.ArgumentError(f"{came}; pass a string, or whole numbers of one axis")
+            if len(ids) > context:
+                raise ptxrt.ArgumentError(f"{name(i)} has {len(ids)} tokens, the context {context}; {more}")
     whole = texts[0] if len(texts) == 1 else np.concatenate(texts)
     if whole.min() < 0 or whole.max() >= vocabulary:
-        name, ids = next((name, ids) for name, ids in zip(names, texts) if ids.min() < 0 or ids.max() >= vocabulary)
+        i, ids = next((i, ids) for i, ids in enumerate(texts) if ids.min() < 0 or ids.max() >= vocabulary)
         came = ids.min() if ids.min() < 0 else ids.max()
-        raise ptxrt.ArgumentError(f"{name} has id {came}, which is none of the {vocabulary} tokens")
-    whole, ends = whole.astype(np.int32), list(accumulate(map(len, texts)))
-    return [whole[start:end] for start, end in zip([0, *ends], ends)]
+        raise ptxrt.ArgumentError(f"{name(i)} has id {came}, which is none of the {vocabulary} tokens")
+    return whole.astype(np.int32, copy=False), lengths

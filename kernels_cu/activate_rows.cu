@@ -2,8 +2,9 @@
 #include "kernel.cuh"
 #include "op/pointwise.cuh"
 
-#define INSTANCE(suffix, Element)                                                                                      \
-    KERNEL(activate_rows##suffix, .threads = {op::produce_threads}, .min_blocks = 3)                                   \
+// With 16-bit elements four blocks fit on a multiprocessor.
+#define INSTANCE(suffix, Element, blocks)                                                                              \
+    KERNEL(activate_rows##suffix, .threads = {op::produce_threads}, .min_blocks = blocks)                              \
     (const Element *x,        /* [rows, cols] */                                                                       \
      const float *out_global, /* [level_count] or null */                                                              \
      PRODUCED_OUTPUTS, int activation, PRODUCED_SCALARS, int64_t rows, int cols, int64_t level_count,                  \
@@ -15,6 +16,6 @@
                          codes, scales, code_bytes, out_global, ending, rule, swizzled, rows, cols));                  \
     }
 
-INSTANCE(_f32, float)
-INSTANCE(_f16, __half)
-INSTANCE(_bf16, __nv_bfloat16)
+INSTANCE(_f32, float, 3)
+INSTANCE(_f16, __half, 4)
+INSTANCE(_bf16, __nv_bfloat16, 4)

@@ -352,8 +352,12 @@ def test_producers_report_every_function_and_format(cuda):
     options = ("--l2", "warm", "--repeat", "1", "--format", "bf16", "--format", "nvfp4")
     found = report("bench", "produce", "--shape", "2x128", *options)
     rows, names = found["rows"], [*producers.FUNCTIONS]
-    assert set(found) == {"machine", "rows"} and set(found["machine"]) == MACHINE
+    assert set(found) == {"machine", "rows", "tokens"} and set(found["machine"]) == MACHINE
     assert {(r["function"], r["format"]) for r in rows} == {("copy", "bf16"), *product(names, ("bf16", "nvfp4"))}
+    assert [row["function"] for row in found["tokens"]] == [producers.BARE, *names]
+    for row in found["tokens"]:
+        assert row["node"] == 0.25e3 / producers.IN_TURN and row["times_node"] == 1 and row["repeat"] == 1
+        assert row["call"] > 0 and row["times_call"] == pytest.approx(row["call"] / found["tokens"][0]["call"])
     moved = {(r["function"], r["format"]): r["bytes"] for r in rows}
     assert moved["copy", "bf16"] == moved["gelu", "bf16"] == 2 * 2 * 128 * 2
     assert moved["gelu", "nvfp4"] == 2 * (2 * 128 + 64 + 8) + 4

@@ -370,6 +370,24 @@ def test_few_rows_have_the_bits_of_many(text_machine, monkeypatch, dtype, rows, 
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("cols", [384, 8192])
+@pytest.mark.parametrize("eps", [0.0, 1e-12])
+def test_rows_of_any_size_have_the_bits_of_sums_with_zeros(text_machine, monkeypatch, cols, eps):
+    """Rows in registers take roots without a branch, sums with a residual take them with the compiler's."""
+    monkeypatch.setattr(produce_kernels, "_fewer", lambda *blocks: 1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        sizes = np.array([1, 2.0**-70, 2.0**-40, 2.0**-31, 2.0**31, 2.0**40, 2.0**62, 2.0**70, 0, np.inf, np.nan])
+        x = (normal(len(sizes), cols) * sizes[:, None]).astype(BF16)
+    weight, bias = (normal(cols, seed=seed) for seed in (3, 4))
+    zeros = np.zeros_like(x)
+    for call in (
+        lambda **residual: ptxrt.rmsnorm(x, weight, eps=eps, **residual),
+        lambda **residual: ptxrt.layernorm(x, weight, bias, eps=eps, **residual),
+    ):
+        one, other = (y.astype(np.float32) for y in (call(), call(residual=zeros)[0]))
+        np.testing.assert_array_equal(one, other)
+
+
 def forms_of(call, x, plain, layout):
     """Check that rows in every form, for each of which kernels of 16-bit rows have a loop, are those of plain values."""
     np.testing.assert_array_equal(call(x, out_dtype=x.dtype), plain.astype(x.dtype))

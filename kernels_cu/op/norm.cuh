@@ -6,6 +6,8 @@
 
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
+#include "../ptx/math.cuh"
+#include "../ptx/roots.cuh"
 #include "../ptx/warp.cuh"
 #include "early.cuh"
 #include "moments.cuh"
@@ -136,12 +138,73 @@ struct NormHeldShared : NormRowsShared {
     }
 };
 
-// The moments of a held row, from the same sums. Shares past the end of a row are zeros, which change no sum. With
-// `centered` values become their differences from the mean.
+// Quotients by the number of columns. A product with the reciprocal of a power of two is the quotient.
+struct ColumnCount {
+    float count, reciprocal;
+    bool is_power;
+
+    __device__ explicit ColumnCount(int cols)
+        : count(cols), reciprocal(1.0f / count), is_power((cols & (cols - 1)) == 0) {}
+    __device__ float share(float sum) const { return is_power ? sum * reciprocal : sum / count; }
+};
+
+// 1 / sqrtf(x), both correctly rounded, without a branch. Corrected approximations, of x times an even power of two
+// where x is very small or large; for zeros and infinities the approximation.
+__device__ inline float inverse_root(float x) {
+    const bool small = x < 0x1p-60f, large = x > 0x1p60f;
+    const float scaled = x * (small ? 0x1p80f : large ? 0x1p-80f : 1.0f);
+    const float approx = ptx::rsqrt_approx_ftz_f32(scaled);
+    float root = scaled * approx;
+    root = fmaf(fmaf(-root, root, scaled), 0.5f * approx, root);
+    float inverse = ptx::rcp_approx_ftz_f32(root);
+    inverse = fmaf(inverse, -fmaf(inverse, root, -1.0f), inverse);
+    inverse *= small ? 0x1p40f : large ? 0x1p-40f : 1.0f;
+    return scaled > 0.0f && scaled < INFINITY ? inverse : approx;
+}
+
+// row_sums() in fewer instructions. If there are two numbers, even lanes add the first and odd lanes the second.
+template <bool both>
+__device__ inline float2 held_sums(NormShared &shared, int &turn, const NormLanes &place, float2 sums) {
+    const bool second = both && threadIdx.x % 2;
+    float sum = second ? sums.y : sums.x;
+    sum += ptx::shfl_sync_bfly_f32(both && !second ? sums.y : sums.x, 1);
+    if (place.lanes < 32) {
+#pragma unroll
+        for (int mask = 2; mask < 16; mask *= 2)
+            if (mask < place.lanes) sum += ptx::shfl_sync_bfly_f32(sum, mask);
+    } else {
+#pragma unroll
+        for (int mask = 2; mask < 32; mask *= 2) sum += ptx::shfl_sync_bfly_f32(sum, mask);
+    }
+    if (place.lanes > 32) {
+        static_assert(sizeof(shared.of_warp) == 2 * 2 * 8 * sizeof(float));
+        float (&of_warp)[2][8] = reinterpret_cast<float (&)[2][2][8]>(shared.of_warp)[turn];
+        const int warp = threadIdx.x / 32;
+        if (threadIdx.x % 32 < 1 + both) of_warp[threadIdx.x % 32][warp] = sum;
+        ptx::bar_sync();   // all threads see the sums of every warp and have read those of two calls ago
+        turn ^= 1;
+        const auto four = [&](int first) { return *reinterpret_cast<const float4 *>(&of_warp[second][first]); };
+        const float4 near = four(warp & 4);
+        const float low = near.x + near.y, high = near.z + near.w;
+        sum = low + high;
+        if (place.lanes == 64) {
+            sum = warp & 2 ? high : low;
+        } else if (place.lanes == 256) {
+            const float4 far = four(~warp & 4);
+            sum += (far.x + far.y) + (far.z + far.w);
+        }
+    }
+    if (!both) return {sum, 0.0f};
+    const float other = ptx::shfl_sync_bfly_f32(sum, 1);
+    return {second ? other : sum, second ? sum : other};
+}
+
+// The moments of a held row, from the same sums as row_moments(). Shares past the end of a row are zeros, which change
+// no sum. With `centered` values become their differences from the mean.
 template <bool centered>
-__device__ inline RowMoments held_moments(NormShared &shared, int &turn, const NormLanes &place, int cols, float eps,
+__device__ inline RowMoments held_moments(NormShared &shared, int &turn, const NormLanes &place,
+                                          const ColumnCount &columns, const bool (&there)[norm_shares], float eps,
                                           float (&values)[norm_shares][2][8]) {
-    const float count = cols;
     const auto each = [&](auto &&take) {
 #pragma unroll
         for (int i = 0; i < norm_shares; ++i)
@@ -152,24 +215,24 @@ __device__ inline RowMoments held_moments(NormShared &shared, int &turn, const N
     float squares, of_half[2] = {};
     if constexpr (centered) {
         each([&](float value, int, int half) { of_half[half] += value; });
-        row.mean = row_sums<false>(shared, turn, place.lanes, {of_half[0] + of_half[1], 0.0f}).x / count;
+        row.mean = columns.share(held_sums<false>(shared, turn, place, {of_half[0] + of_half[1], 0.0f}).x);
         float mean[norm_shares];
         float2 sum = {};
 #pragma unroll
-        for (int i = 0; i < norm_shares; ++i) mean[i] = place.column(i) < cols ? row.mean : 0.0f;
+        for (int i = 0; i < norm_shares; ++i) mean[i] = there[i] ? row.mean : 0.0f;
         each([&](float &value, int share, int) {
             value -= mean[share];
             sum.x += value;
             sum.y = fmaf(value, value, sum.y);
         });
-        sum = row_sums<true>(shared, turn, place.lanes, sum);
-        row.rest = sum.x / count;
-        squares = sum.y / count - row.rest * row.rest;
+        sum = held_sums<true>(shared, turn, place, sum);
+        row.rest = columns.share(sum.x);
+        squares = columns.share(sum.y) - row.rest * row.rest;
     } else {
         each([&](float value, int, int half) { of_half[half] = fmaf(value, value, of_half[half]); });
-        squares = row_sums<false>(shared, turn, place.lanes, {of_half[0] + of_half[1], 0.0f}).x / count;
+        squares = columns.share(held_sums<false>(shared, turn, place, {of_half[0] + of_half[1], 0.0f}).x);
     }
-    row.factor = norm_factor(squares, eps);
+    row.factor = inverse_root(squares + eps);
     return row;
 }
 
@@ -302,18 +365,13 @@ __device__ inline bool is_held(const NormOptions &options, const TypedRows<const
     return place.shares <= norm_shares && !options.rounds && (options.centered || bias.type == bias.none);
 }
 
-// Starts copying a lane's shares of a row to shared memory, if `first`, the first row of the block, is below `end`.
+// Starts copying a lane's shares of a row to shared memory. there: whether it has them.
 template <class Element>
-__device__ inline void begin_held(KeptRows &kept, const NormInput<Element> &input, const Produced &y,
-                                  const NormLanes &place, uint32_t first, uint32_t end) {
-    if (first < end) {
-        const Element *source =
-            input.x + min(first + place.row(), uint32_t(y.rows) - 1) * input.x_stride + place.column(0);
+__device__ inline void begin_held(KeptRows &kept, const NormLanes &place, const bool (&there)[norm_shares],
+                                  const Element *source) {
 #pragma unroll
-        for (int i = 0; i < norm_shares; ++i)
-            if (place.column(i) < y.cols) kept.begin(i, source + i * place.lanes * produce_share);
-    }
-    ptx::cp_async_commit_group();
+    for (int i = 0; i < norm_shares; ++i)
+        if (there[i]) kept.begin(i, source + i * place.lanes * produce_share);
 }
 
 // Norms of held rows. While a row is in registers, the next one is copied to shared memory. Shares past the end of a
@@ -322,18 +380,21 @@ template <class Element, bool centered, Form form>
 __device__ __forceinline__ void norm_held(NormHeldShared &shared, const NormInput<Element> &input,
                                           const NormOptions &options, const HeldWeights &weights, const Produced &y,
                                           const NormLanes &place) {
-    const int cols = y.cols;
-    const uint32_t end = y.end(), step = gridDim.x * place.rows();
+    const ColumnCount columns(y.cols);
+    const uint32_t rows = y.rows, end = y.end(), step = gridDim.x * place.rows();
+    const bool there[norm_shares] = {place.column(0) < y.cols, place.column(1) < y.cols};
     int turn = 0;
 #pragma unroll 1
     for (uint32_t first = blockIdx.x * place.rows(); first < end; first += step) {
-        const uint32_t row = first + place.row();
+        const uint32_t row = first + place.row(), next = row + step;
         ptx::cp_async_wait_group<0>();
         float values[norm_shares][2][8];
 #pragma unroll
         for (int i = 0; i < norm_shares; ++i) shared.kept.get<Element>(i, values[i]);
-        begin_held(shared.kept, input, y, place, first + step, end);
-        const RowMoments moments = held_moments<centered>(shared.sums, turn, place, cols, options.eps, values);
+        if (next < rows) begin_held(shared.kept, place, there, input.x + next * input.x_stride + place.column(0));
+        ptx::cp_async_commit_group();
+        const RowMoments moments =
+            held_moments<centered>(shared.sums, turn, place, columns, there, options.eps, values);
         const auto target = y.row<form>(row);
 #pragma unroll
         for (int i = 0; i < norm_shares; ++i) {
@@ -356,7 +417,7 @@ __device__ __forceinline__ void norm_held(NormHeldShared &shared, const NormInpu
             }
             y.store<true, form>(target, place.column(i), values[i]);
         }
-        if (row >= y.rows && row < end) y.clear<form>(row, place.lane(), place.lanes);
+        if (row >= rows && row < end) y.clear<form>(row, place.lane(), place.lanes);
     }
 }
 
@@ -368,8 +429,15 @@ __device__ __forceinline__ bool norm_held(NormHeldShared &shared, const NormInpu
                                           const NormLanes &place) {
     const bool many = y.end() + int64_t(gridDim.x) * produce_threads > INT32_MAX;   // rows, for numbers of 32 bits
     if (many || (!y.quantizes() && !y.out.template holds<Element>()) || y.form() == Form::any) return false;
-    shared.kept.clear_behind<Element>(place, norm_shares, y.cols);
-    begin_held(shared.kept, input, y, place, blockIdx.x * place.rows(), y.end());
+    const uint32_t row = blockIdx.x * place.rows() + place.row();
+    const bool there[norm_shares] = {row < y.rows && place.column(0) < y.cols,
+                                     row < y.rows && place.column(1) < y.cols};
+    const float zeros[2][8] = {};
+#pragma unroll
+    for (int i = 0; i < norm_shares; ++i)
+        if (!there[i]) shared.kept.put<Element>(i, zeros);
+    begin_held(shared.kept, place, there, input.x + row * input.x_stride + place.column(0));
+    ptx::cp_async_commit_group();
     HeldWeights weights;
     weights.fuses = usual_norm<Element>(options, weight, bias) == UsualNorm::centered;
 #pragma unroll

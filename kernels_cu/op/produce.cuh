@@ -220,6 +220,20 @@ __device__ inline uint32_t encode_mxfp4_share(const float (&values)[2][8], tile:
     return scale;
 }
 
+// encode_nvfp4_share() of a whole block under the rule of the largest value, in fewer instructions.
+__device__ inline uint32_t encode_nvfp4_block(const float (&values)[2][8], const tile::Nvfp4Global &global,
+                                              tile::LaneCodes<4, 2> &codes) {
+    float quotients[2][8];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) quotients[i / 8][i % 8] = values[i / 8][i % 8];
+    const float amax = ptx::max_nan_f32(tile::amax_of(values[0]), tile::amax_of(values[1]));
+    const tile::Nvfp4Scale scale = tile::divide_by_step(quotients, amax, tile::Nvfp4Target::six, global, 6.5f);
+    const uint32_t keep = scale.step == 0.0f ? 0 : ~0u;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) codes.word[i] = ptx::cvt_rn_satfinite_e2m1x8_units_below_7(quotients[i]) & keep;
+    return scale.code;
+}
+
 // What a kernel writes: `any`, as it was called, or that one alone. Of nvfp4 it is the rule of the largest value.
 enum class Form { any, bf16, f16, f32, mxfp8, mxfp4, nvfp4 };
 
@@ -270,6 +284,19 @@ struct Produced {
             row.out = out.first + number * out.stride;
         }
         return row;
+    }
+
+    // Moves a Row `step` rows on, to row `number`.
+    template <Form form>
+    __device__ void move(Row &row, uint32_t number, uint32_t step) const {
+        row.number = number, row.present = number < rows;
+        if constexpr (quantizes(form)) {
+            row.codes += step * quantized.code_bytes;
+            if (quantized.places.swizzled) row.scales = quantized.scales + scales_of(number);
+            else row.scales += step * quantized.places.stride;
+        } else {
+            row.out += step * out.stride;
+        }
     }
 
     // The form of these rows; `any` if a rule needs it.
@@ -342,9 +369,11 @@ private:
     }
     template <bool better_of_two>
     __device__ void store_nvfp4(const Row &row, int column, bool stored, const float (&values)[2][8]) const {
+        const tile::Nvfp4Global global(quantized.global_scale);
         tile::LaneCodes<4, 2> codes;
-        const uint32_t scale =
-            encode_nvfp4_share<better_of_two>(values, tile::Nvfp4Global(quantized.global_scale), codes);
+        uint32_t scale;
+        if constexpr (better_of_two) scale = encode_nvfp4_share<true>(values, global, codes);
+        else scale = encode_nvfp4_block(values, global, codes);
         if (stored) put<tile::nvfp4_block>(row, column, codes, scale);
     }
 
@@ -462,11 +491,17 @@ __device__ __forceinline__ void produce_rows(const Produced &target, Load &&load
         if (row < rows) load(std::true_type{}, row, column, raw);
     };
     begin(row);
+    // Addresses of the next row follow from those of this one where registers are left for the steps.
+    constexpr bool moves = sizeof(Raw) <= 32;
+    auto to = target.row<form>(row);
 #pragma unroll 1
-    for (uint32_t of_block = first / shares; of_block < rows; of_block += step, row += step) {
+    for (uint32_t of_block = first / shares; of_block < rows; of_block += step) {
         float values[2][8];
         make(raw, row, values, [&] { begin(row + step); });
-        target.store<true, form>(target.row<form>(row), column, values);
+        if (!moves) to = target.row<form>(row);
+        target.store<true, form>(to, column, values);
+        row += step;
+        if (moves) target.move<form>(to, row, step);
     }
     if constexpr (Produced::quantizes(form)) {
 #pragma unroll 1

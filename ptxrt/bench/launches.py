@@ -61,14 +61,14 @@ def launch_rows(calls: int = 200, rounds: int = 60) -> list[dict[str, Any]]:
     ]
 
 
-def bare_launch(plan: Plan, arrays: list) -> Callable[[], Any]:
+def bare_launch(plan: Plan, arrays: list, **numbers: float) -> Callable[[], Any]:
     """Return a call of cuda-python's cuLaunchKernel with prepacked parameters: the least that any caller of
-    it spends."""
+    it spends. numbers: those of the kernel, by name, where they are not the defaults."""
     packet = plan.packet()
     for slot, array in zip(plan.slots, arrays):
         packet.words[slot] = array.address
     for scalar in plan.scalars:
-        scalar.put(packet, scalar.argument.default)
+        scalar.put(packet, numbers.get(scalar.name, scalar.argument.default))
     function, stream = plan.entry.handle, plan.backend.own_queue.native
     (gx, gy, gz), (bx, by, bz), shared, extra = plan.grid, plan.block, plan.shared_bytes, packet.extra
     launch = plan.backend.binding("cuLaunchKernel")

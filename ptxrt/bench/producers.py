@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,20 +14,39 @@ from ..array import DeviceArray, empty, to_device
 from ..describe import text_table
 from ..errors import ArgumentError
 from ..formats import bf16
+from ..graphs import graph
+from ..launch import plan_launch
 from ..ops.append_qkv import append_qkv
 from ..ops.cache import KVCache
 from ..ops.endings import ENDINGS
 from ..ops.produce import gelu, layernorm, rmsnorm, swiglu
 from ..ops.rotation import rope, rope_table
+from ..ops.scales import fill_f32
 from ..prepared import prepare
 from . import plots
-from .timing import L2_STATES, REPEAT, Clock, about, check_fits, checked_repeat, checked_states, copy_call, gpu, title
+from .launches import bare_launch
+from .timing import (
+    L2_STATES,
+    REPEAT,
+    Clock,
+    about,
+    check_fits,
+    checked_repeat,
+    checked_states,
+    copy_call,
+    gpu,
+    title,
+    turns,
+)
 
 SHAPES = ((8192, 8192), (4096, 14336), (1, 4096))
 PLAIN, COPY = "bf16", "copy"
 # The heads that rope rotates, and those of the projection whose keys and values are appended.
 HEAD, HEADS, HEADS_KV = 128, 32, 8
 PAGE = 16
+# One token: the columns of its row, and the launches that follow each other in a graph or in a stream.
+TOKEN_COLUMNS, IN_TURN = 4096, 100
+BARE = "bare launch"
 
 
 class Side(NamedTuple):
@@ -134,10 +155,57 @@ def producer_rows(
     return rows
 
 
+def token_rows(functions: Sequence[str] = (), repeat: int = REPEAT) -> list[dict[str, Any]]:
+    """Time producers of one token into bfloat16, IN_TURN launches in a row; one row for each function.
+
+    Every launch waits for the one before. Microseconds of one launch: `node`, as a node of a graph, and `call`, as a
+    prepared call in a stream, with the host's time and until the device has ended. times_node and times_call are the
+    multiples of the row named BARE: a launch of cuLaunchKernel that writes one number.
+    """
+    backend = gpu("bench produce")
+    device = backend.ordinal
+    sides = list(_producers(functions or FUNCTIONS, (PLAIN,), 1, TOKEN_COLUMNS, device))
+    if "append_qkv" in (functions or FUNCTIONS):
+        sides += _appending((PLAIN,), 1, device)
+    calls = {side.function: side.call for side in sides}
+    one = empty((1,), np.float32, device=device)
+    gathered = {
+        BARE: _in_turn(partial(fill_f32, x=one, value=0.0)),
+        **{name: _in_turn(call) for name, call in calls.items()},
+    }
+    nodes = Clock(repeat=checked_repeat("bench produce", repeat)).times(gathered)
+    calls = {BARE: bare_launch(plan_launch(fill_f32.bind(x=one, value=0.0), backend), [one], value=0.0), **calls}
+
+    def ended(call: Callable[[], Any]) -> None:
+        for _ in range(IN_TURN):
+            call()
+        backend.finish()
+
+    streamed = turns({name: partial(ended, call) for name, call in calls.items()}, 1, repeat, backend.finish)
+    node = {name: times.median * 1e3 / IN_TURN for name, times in nodes.items()}
+    call = {name: median(times) / IN_TURN for name, times in streamed.items()}
+    return [
+        dict(
+            **dict(function=name, node=node[name], call=call[name], repeat=repeat),
+            **dict(times_node=node[name] / node[BARE], times_call=call[name] / call[BARE]),
+        )
+        for name in calls
+    ]
+
+
+def _in_turn(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Return the launch of a graph of IN_TURN calls."""
+    with graph() as gathered:
+        for _ in range(IN_TURN):
+            call()
+    return gathered.launch
+
+
 def producer_report(**choices) -> dict[str, Any]:
-    """Return `producer_rows` and their machine: machine, rows."""
+    """Return `producer_rows`, `token_rows` and their machine: machine, rows, tokens."""
     rows = producer_rows(**choices)
-    return {"machine": about(gpu("bench produce")), "rows": rows}
+    tokens = token_rows(choices.get("functions", ()), choices.get("repeat", REPEAT))
+    return {"machine": about(gpu("bench produce")), "rows": rows, "tokens": tokens}
 
 
 def _size(row: dict[str, Any]) -> str:
@@ -159,6 +227,11 @@ def producer_table(report: dict[str, Any]) -> Iterator[str]:
         for row in rows
     ]
     yield from text_table([head, *body])
+    yield ""
+    yield f"one token, {IN_TURN} launches in turn: microseconds of a node of a graph, and of a call in a stream"
+    head = ["function", "node", "times bare", "call", "times bare"]
+    names = ("node", "times_node", "call", "times_call")
+    yield from text_table([head, *([t["function"], *(f"{t[n]:.2f}" for n in names)] for t in report["tokens"])])
 
 
 def draw_producers(path: Path, report: dict[str, Any]) -> None:

@@ -11,13 +11,14 @@ from ..array import DeviceArray, as_arrays, check_forward
 from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
 from ..formats import FORMATS, f32, format_of
-from .append_qkv_kernel import CACHE_FORMATS
+from .append_qkv_kernel import CACHE_FORMATS, qkv_blocks
 from .append_qkv_kernel import append_qkv as kernel
 from .cache import KVCache, as_bytes
 from .operands import Operand, shown, with_whole_rows
 from .outputs import checked_ending
 from .place import Place
 from .produce import as_vector, checked_number, float_array
+from .produce_kernels import room_for
 from .rotation import checked_positions, checked_rotation, placed_rotation
 
 if TYPE_CHECKING:
@@ -174,6 +175,8 @@ def append_qkv(
     options |= _cache_options(cache)
     if tokens > 1:
         options["claims"] = cache.claimed(slots, stream)
+    room = room_for(kernel.name, q.dtype.itemsize, place.backend.multiprocessors)
+    options["grid"] = max(qkv_blocks(tokens, int(heads) + 2 * cache.heads, dim, room), 1)
     if ending is None:
         out = place.empty(shape, format_of(q.dtype))
         kernel(*rows.values(), table, positions, slots, out=out, **options, stream=stream)

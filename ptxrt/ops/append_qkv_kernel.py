@@ -19,21 +19,24 @@ from .rotation_kernels import example_positions, turned
 CACHE_FORMATS = ("bf16", "f16", "mxfp8", "mxfp4", "nvfp4")
 
 
-# So many rounds of rows are enough for a block to load the next rows while it processes some, where tokens give every
-# multiprocessor several blocks.
-ROUNDS, MANY_BLOCKS = 3, 1024
+# The most rounds of rows of a block, with which blocks of several waves fill the gaps at the end; and the least room of
+# a GPU.
+ROUNDS, MANY_BLOCKS = 12, 128
 
 
-def qkv_blocks(tokens: int, rows: int, dim: int) -> int:
-    """Blocks of threads for `tokens` of `rows` rows each: a block takes as many whole tokens as its lanes hold, at
-    least one; those of many tokens take more."""
+def qkv_blocks(tokens: int, rows: int, dim: int, room: int = 0) -> int:
+    """Blocks of threads for `tokens` of `rows` rows each. room: how many run at a time.
+
+    As many as that, each with whole tokens: a block loads the next rows while it processes some. On a machine with room
+    for few, such as the emulator, a block takes as many tokens as its lanes hold, at least one.
+    """
     lanes = 2
     while 2 * lanes * SHARE < dim:
         lanes *= 2
     at_once = THREADS // lanes
-    of_block = max(at_once // rows, 1)
-    many = max(ROUNDS * at_once // rows, 1)
-    return -(-tokens // (many if tokens >= many * MANY_BLOCKS else of_block))
+    if room < MANY_BLOCKS:
+        return -(-tokens // max(at_once // rows, 1))
+    return -(-tokens // max(min(-(-tokens // room), ROUNDS * at_once // rows), 1))
 
 
 def _powers(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
@@ -78,7 +81,9 @@ def _case(holds: str, dim: int, width: int, ending: str | None = None, **rest) -
             axis: lambda axes, axis=axis: axes.get(axis, 1)
             for axis in ("level_count", "code_bytes", "blocks", "k_blocks", "v_blocks")
         },
-        grid=lambda axes: qkv_blocks(axes["tokens"], axes["heads"] + 2 * axes["heads_kv"], axes["dim"]),
+        grid=lambda axes: (
+            axes.get("grid") or qkv_blocks(axes["tokens"], axes["heads"] + 2 * axes["heads_kv"], axes["dim"])
+        ),
     ),
     cases=[
         _case("bf16", 64, 64, q_weight=True, k_weight=True, claims=True),

@@ -26,7 +26,10 @@ def written_rows(rows: int, swizzled: bool) -> int:
 
 
 # Blocks that a multiprocessor holds, `min_blocks` of the entries: for elements of 16 bits, and for float32.
-HELD = dict(norm_rows=(2, 2), activate_rows=(3, 3), gate_rows=(3, 2), rope_rows=(2, 2), take_rows=(3, 3))
+HELD = dict(
+    **dict(norm_rows=(2, 2), activate_rows=(4, 3), gate_rows=(3, 2), rope_rows=(2, 2), take_rows=(3, 3)),
+    append_qkv=(2, 2),
+)
 
 
 def room_for(kernel: str, element_bytes: int, multiprocessors: int) -> int:
@@ -161,6 +164,10 @@ _QUANTIZED = [
         ending_case(
             40, 800, out_bf16=True, weight_f32=True, bias_f32=True, eps=1e-5, centered=1, blocks=2, format="bf16"
         ),
+        ending_case(
+            5, 8192, out_bf16=True, weight_bf16=True, bias_bf16=True, eps=1e-5, centered=1, blocks=2, format="bf16"
+        ),
+        ending_case(5, 4096, out_f16=True, weight_f16=True, eps=1e-6, blocks=2, format="f16"),
         ending_case(40, 96, out_f16=True, weight_f32=True, offset=1.0, eps=1e-6, blocks=1, format="f16"),
         ending_case(40, 96, "mxfp4", 1, eps=0.0, weight_f32=True, offset=0.5, blocks=1, format="bf16"),
         ending_case(40, 544, "nvfp4", eps=0.0, weight_bf16=True, centered=1, blocks=2, format="f16"),

@@ -22,6 +22,7 @@ MORE = {
     "griddepcontrol": "control",
     "mma_plain": "mma",
     "named_barrier": "barrier",
+    "roots": "math",
 }
 #: Families that the emulator has although no kernel of the collection uses them, and why.
 UNUSED = {
