@@ -23,6 +23,7 @@ from .gemm_kernels import (
     FEW_BLOCK_GEMM,
     NORMED_COLS,
     PLAIN,
+    WIDE_COLS,
     WIDE_ROWS,
     activate,
     gemm_bf16,
@@ -53,7 +54,8 @@ class Product:
         if not _cuts(call):
             return self.tiles
         short = ACTIVATIONS[call.activation] in PLAIN and not quantizes
-        return self.wide if self.wide and call.rows >= WIDE_ROWS and short else self.few
+        large = call.rows >= WIDE_ROWS and call.cols * math.prod(call.batch) >= WIDE_COLS
+        return self.wide if self.wide and short and large else self.few
 
 
 if TYPE_CHECKING:

@@ -187,8 +187,8 @@ def _flops(block: int):
     return flops
 
 
-# From this many of the few rows on, products of 16 bits have wide blocks.
-WIDE_ROWS = 33
+# From so many rows and columns of all matrices on, products of few rows in bf16 have wide blocks.
+WIDE_ROWS, WIDE_COLS = 33, 4096
 
 # Products of more columns do not norm rows of A, because each of their many blocks would do it.
 NORMED_COLS = 8192
@@ -473,7 +473,8 @@ def few_cases(one) -> list[dict]:
         one(9, 40, 5120, out_f32=True),  # pages of scales in one piece, but for runs that begin amid a page
         one(16, 40, 576, 2, out_bf16=True, bias_f32=True, activation=4),
         one(33, 136, 96, width=68, out_f32=True, activation=5, alpha=0.125),
-        one(33, 192, 96, width=96, out_bf16=True, activation=5, alpha=0.125),  # shares of a gate, stored in chunks
+        # shares of a gate, stored in chunks
+        one(33, 192, 96, width=96, out_bf16=True, residual_bf16=True, activation=5, alpha=0.125),
         *(
             one(40, 96, 160, ending=end, swizzled=swizzled)
             for end, swizzled in (("mxfp8", 0), ("nvfp4", 1), ("mxfp4", 1))
