@@ -31,6 +31,12 @@ struct EpilogueOptions {
     __device__ int block() const {
         return EndingFormat(ending) == EndingFormat::nvfp4 ? tile::nvfp4_block : tile::mx_block;
     }
+    // The factor of the sums of a group.
+    __device__ float factor(int group) const {
+        const auto level = [](const float *of) { return of ? *of : 1.0f; };
+        const float first = alphas ? alphas[min(group, alpha_count - 1)] : alpha;
+        return first * (level(a_global) * level(b_global));
+    }
     __device__ QuantizedRows quantized_rows(float global) const {
         const int64_t blocks = ceil_div(ptx::mov_b32(width), block());   // a division only if C is quantized
         return {EndingFormat(ending), codes, scales, code_bytes, {blocks, blocks, swizzled != 0}, rule, global};
@@ -83,8 +89,8 @@ struct TypedRows {
         const uint16_t half = __ldg(reinterpret_cast<const uint16_t *>(source));
         return type == Type::bf16 ? __uint_as_float(uint32_t(half) << 16) : __half2float(__ushort_as_half(half));
     }
-    __device__ void store(int64_t row, int column, float value) const {
-        uint8_t *const target = at(row, column);
+    __device__ void store(int64_t row, int column, float value) const { store_at(at(row, column), type, value); }
+    __device__ static void store_at(uint8_t *target, Type type, float value) {
         if (type == Type::f32) *reinterpret_cast<float *>(target) = value;
         else if (type == Type::bf16) *reinterpret_cast<__nv_bfloat16 *>(target) = __nv_bfloat16(value);
         else *reinterpret_cast<__half *>(target) = __half(value);
@@ -163,9 +169,7 @@ struct Epilogue {
           gate{options.limit, options.gate_alpha, options.offset}, first_row(int64_t(matrix) * rows), cols(cols),
           width(options.width), bias_row(group) {
         if (options.in_place) residual = out;
-        const auto level = [](const float *of) { return of ? *of : 1.0f; };
-        alpha = options.alphas ? options.alphas[min(group, options.alpha_count - 1)] : options.alpha;
-        alpha *= level(options.a_global) * level(options.b_global);
+        alpha = options.factor(group);
         if (EndingFormat(options.ending) == EndingFormat::none) return;
         quantized = options.quantized_rows(
             options.out_global ? options.out_global[min(ptx::mov_b32(group), options.level_count - 1)] : 1.0f);

@@ -377,8 +377,13 @@ struct FewCopies {
         return end - begin <= Ring::stages * Ring::units ? Ring::stages : Ring::stages - 1;
     }
 
-    // Starts copying the next line. Past the end of the run, its group is empty.
+    // Starts copying the next line as a group. Past the end of the run, it is empty.
     __device__ void start() {
+        copy();
+        ptx::cp_async_commit_group();
+    }
+    // The same in the open group.
+    __device__ void copy() {
         if (filled < end) {
             rows.copy(stage);
             if constexpr (Ring::scaled) {
@@ -388,7 +393,6 @@ struct FewCopies {
                 }
             }
         }
-        ptx::cp_async_commit_group();
         filled += Ring::units;
         stage = next_in_ring(stage, sizeof(typename Ring::Stage), Ring::stages);
     }
@@ -489,36 +493,47 @@ __device__ inline void find_rows_of_a(Shared &shared, const RowsA &a, const Gemm
     if constexpr (FormatA::bits < 16) shared.scales_of_a[threadIdx.x] = row.scales;
 }
 
-// The epilogue of up to eight rows of floats without an activation, or with a gate. A thread has one sum; what it adds
-// is on its way while the block multiplies.
+// The epilogue of floats without an activation, or with a gate: a thread has one sum of every eighth row. Its addresses
+// and factors are found while the block multiplies, so that little code follows, which the block fetches from memory.
+// The residual is on its way too, of up to 8 `eights` rows; of more it is left to Epilogue.
+template <int eights>
 struct FewElements {
-    bool wanted = false, present, gated, adds;
-    int row, column;   // of this thread's element of C
-    float bias = -0.0f, more = 0.0f;
+    bool wanted = false, gated, adds;
+    int left;   // rows from this thread's first one on; 0 if it stores nothing
+    uint8_t *target;
+    int64_t step;   // bytes from row to row of this thread
+    TypedRows::Type type;
+    Gate gate;
+    float factor, bias = -0.0f, more[eights];
 
-    // Starts loading. Called by all threads, behind the wait.
-    __device__ void load(const GemmOptions &options, const TilePlace &place) {
+    // Starts loading, for the first `rows` rows of the block and the columns of `place`; `warp` counts the warps of
+    // these columns. Called by all of them, behind the wait.
+    __device__ void load(const GemmOptions &options, const TilePlace &place, int rows, int warp) {
         const EpilogueOptions &to = options.epilogue;
         const Activation activation = Activation(to.activation);
-        gated = activation == Activation::swiglu;
-        wanted = EndingFormat(to.ending) == EndingFormat::none && (gated || activation == Activation::none);
-        const int of_sum = tile::lane_item(place.first_col);
-        row = place.first_row + threadIdx.x / 32, column = of_sum >> gated;
-        present = wanted && row < place.end_row && of_sum < options.cols;
-        const TypedRows biases(to.bias, 0), residual = to.in_place
-                                                           ? TypedRows(to.out, place.matrix * to.out_batch)
-                                                           : TypedRows(to.residual, place.matrix * to.residual_batch);
-        adds = residual.there();
-        if (present && biases.there()) bias = element(biases, place.group, of_sum);
-        if (present && adds) more = element(residual, row, column);
+        const TypedRows biases(to.bias, 0), out(to.out, place.matrix * to.out_batch);
+        const TypedRows residual = to.in_place ? out : TypedRows(to.residual, place.matrix * to.residual_batch);
+        gated = activation == Activation::swiglu, adds = residual.there();
+        wanted = EndingFormat(to.ending) == EndingFormat::none && (gated || activation == Activation::none) &&
+                 !(adds && rows > 8 * eights);
+        const int of_sum = tile::lane_item(place.first_col), column = of_sum >> gated;
+        const int row = place.first_row + warp;
+        const bool there = wanted && of_sum < options.cols;
+        left = there && !(gated && threadIdx.x % 2) ? rows - warp : 0;
+        target = out.at(row, column), step = 8 * out.stride, type = out.type;
+        gate = {to.limit, to.gate_alpha, to.offset};
+        factor = to.factor(place.group);
+        if (there && biases.there()) bias = element(biases, place.group, of_sum);
+#pragma unroll
+        for (int i = 0; i < eights; ++i) more[i] = adds && 8 * i < left ? element(residual, row + 8 * i, column) : 0.0f;
     }
 
-    // Ends with this thread's sum. Called by whole warps.
-    __device__ void finish(const Epilogue &epilogue, float sum) const {
-        float value = fmaf(sum, epilogue.alpha, bias);
-        if (gated) value = epilogue.gate(value, ptx::shfl_sync_bfly_f32(value, 1));
-        if (adds) value += more;
-        if (present && !(gated && threadIdx.x % 2)) epilogue.out.store(row, column, value);
+    // Ends with this thread's sum of the `number`-th eight rows. Called by whole warps.
+    __device__ void finish(int number, float sum) const {
+        float value = fmaf(sum, factor, bias);
+        if (gated) value = gate(value, ptx::shfl_sync_bfly_f32(value, 1));
+        if (adds) value += more[eights > 1 ? number : 0];
+        if (8 * number < left) TypedRows::store_at(target + number * step, type, value);
     }
 
 private:
@@ -532,12 +547,26 @@ private:
     }
 };
 
+// sums += the products of the four values in pairs 2 `half` and 2 `half` + 1 of each lane: columns of C are rows of the
+// MMAs.
+template <int tiles, class Element>
+__device__ inline void multiply_pairs(tile::Accumulator (&sums)[tiles / 2], const uint32_t (&pairs_b)[tiles][4],
+                                      const uint32_t (&pairs_a)[4], int half, Element) {
+    const tile::FragmentB of_a = {pairs_a[2 * half], pairs_a[2 * half + 1]};
+#pragma unroll
+    for (int i = 0; i < tiles; i += 2) {
+        const tile::FragmentA of_b = {pairs_b[i][2 * half], pairs_b[i + 1][2 * half], pairs_b[i][2 * half + 1],
+                                      pairs_b[i + 1][2 * half + 1]};
+        tile::multiply(sums[i / 2], of_b, of_a, Element{});
+    }
+}
+
 // The sums of one warp over 8 `row_tiles` rows and 32 columns, to its staging. Columns of C are rows of the MMAs:
 // expanded B is the operand with 16 rows, A the operand with 8, whose loaded words are fragments already. Called by all
 // threads. Addresses are worked out before the wait for the launches ahead, unless the order of rows is in memory.
 template <class FormatA, class FormatB, int row_tiles, class RowsA, class RowsB>
 __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, const RowsA &a, const RowsB &b,
-                                         const GemmOptions &options, const TilePlace &place, FewElements &elements) {
+                                         const GemmOptions &options, const TilePlace &place, FewElements<1> &elements) {
     using Element = typename Expanded<FormatA, FormatB>::Element;
     using Runs = typename FewExpanded<FormatA, FormatB>::Runs;
     constexpr auto order = FormatB::bits == 4 ? tile::PairOrder::crossed : tile::PairOrder::natural;
@@ -584,9 +613,8 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     if (ordered) find_a(options);
     norm.store(shared);
     if (!ahead) begin_a();
-    if (row_tiles == 1) elements.load(options, place);
-
     const int rows = place.end_row - place.first_row;
+    if (row_tiles == 1) elements.load(options, place, rows, warp);
     const FewScalesOfB<FormatB, values> lane_scales;
     uint32_t stage_read = 0, page_read = 0;   // where the present ones begin in the ring
 
@@ -644,15 +672,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
                             scale = Runs::factors(rows_a.scale[slot][8 * part / values_of_scale<FormatA>] * 0x101u);
                         pairs_of<Runs, FormatA, Element, order, false>(rows_a.words_of(number), part, pairs_a, scale);
 #pragma unroll
-                        for (int half = 0; half < 2; ++half) {
-                            const tile::FragmentB of_a = {pairs_a[2 * half], pairs_a[2 * half + 1]};
-#pragma unroll
-                            for (int i = 0; i < tiles; i += 2) {
-                                const tile::FragmentA of_b = {pairs_b[i][2 * half], pairs_b[i + 1][2 * half],
-                                                              pairs_b[i][2 * half + 1], pairs_b[i + 1][2 * half + 1]};
-                                tile::multiply(sums[j][i / 2], of_b, of_a, Element{});
-                            }
-                        }
+                        for (int half = 0; half < 2; ++half) multiply_pairs(sums[j], pairs_b, pairs_a, half, Element{});
                         if (part == parts - 1) rows_a.load(number + PartOfA::slots);
                     }
                 }
@@ -695,57 +715,81 @@ __device__ inline TilePlace place_of_few_rows(const RowsB &b, const GemmOptions 
     return place;
 }
 
+// Adds the sums of all runs and ends 32 columns of C: by the few_warps warps that hold a run each, of which this is
+// number `run`. Called by all threads of the block, behind a barrier. Elements of more than eight rows suit all calls.
+template <class Runs, class Warp, int eights>
+__device__ inline void end_few_rows(Warp (&of_run)[few_warps], const GemmOptions &options, const TilePlace &place,
+                                    const FewElements<eights> &elements, int rows, int run) {
+    // The totals over all runs.
+    using Staging = tile::AccumulatorStaging<few_cols>;
+    const auto total = [&](int tile, int at) {
+        float sum[few_warps];
+#pragma unroll
+        for (int j = 0; j < few_warps; ++j) sum[j] = of_run[j].staging[tile].words[at];
+#pragma unroll
+        for (int width = 1; width < few_warps; width *= 2)
+#pragma unroll
+            for (int j = 0; j < few_warps; j += 2 * width) sum[j] += sum[j + width];
+        return sum[0] * Runs::lift;
+    };
+    const int first = Staging::place(run, tile::lane_item(0));
+    if constexpr (eights > 1) {
+#pragma unroll
+        for (int i = 0; i < eights; ++i)
+            if (8 * i < rows) elements.finish(i, total(i / 2, first + i % 2 * 8 * few_cols));
+        return;
+    } else if (elements.wanted) {
+#pragma unroll 1
+        for (int i = 0; 8 * i < rows; ++i) elements.finish(i, total(i / 2, first + i % 2 * 8 * few_cols));
+        return;
+    }
+    // Its numbers are on their way while the block adds.
+    const Epilogue epilogue(options.epilogue, place.matrix, place.group, options.rows, options.cols);
+#pragma unroll 1
+    for (int i = tile::lane_item(32 * run); i < rows * few_cols; i += 32 * few_warps) {
+        const int tile = i / (16 * few_cols), at = Staging::place(i / few_cols % 16, i % few_cols);
+        of_run[0].staging[tile].words[at] = total(tile, at);
+    }
+    ptx::bar_sync();   // all threads see their total
+    // The epilogue: 16 rows for a warp.
+    if (16 * run < rows)
+        epilogue.finish(of_run[0].staging[run], place.first_row + 16 * run, place.end_row, place.first_col,
+                        epilogue.lane_bias<Staging>(place.first_col));
+}
+
 // C of few rows and 32 columns. For up to 8 rows a warp has one fragment of rows, for up to 16 rows two, else enough
-// for all rows, so that B is read once.
-template <class FormatA, class FormatB, class RowsA, class RowsB>
+// for all rows, so that B is read once. many: there is code for the last case alone, with an epilogue of floats without
+// an activation or with a gate.
+template <class FormatA, class FormatB, bool many = false, class RowsA, class RowsB>
 __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const GemmOptions &options) {
     auto &shared = ::shared<FewShared<FormatA, FormatB>>();
     constexpr int most = few_rows<FormatA>;
     const TilePlace place = place_of_few_rows<most>(b, options);
-    const int rows = place.end_row - place.first_row;
+    const int rows = place.end_row - place.first_row, warp = threadIdx.x / 32;
     if (!place.there) {
         ptx::griddepcontrol_wait();
-        if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
+        if (!many && place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
         return;
     }
     // The sums over this warp's run of the depth.
-    FewElements elements;
-    if (rows <= 8) multiply_few_rows<FormatA, FormatB, 1>(shared, a, b, options, place, elements);
+    FewElements<1> elements;
+    if constexpr (many) multiply_few_rows<FormatA, FormatB, most / 8>(shared, a, b, options, place, elements);
+    else if (rows <= 8) multiply_few_rows<FormatA, FormatB, 1>(shared, a, b, options, place, elements);
     else if (rows <= 16) multiply_few_rows<FormatA, FormatB, 2>(shared, a, b, options, place, elements);
     else multiply_few_rows<FormatA, FormatB, most / 8>(shared, a, b, options, place, elements);
     ptx::griddepcontrol_launch_dependents();   // earlier, its blocks would hold back this one's loads
-    if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
-    ptx::bar_sync();   // all threads see the sums of all runs
-    // Its numbers are on their way while the block adds.
-    const Epilogue epilogue(options.epilogue, place.matrix, place.group, options.rows, options.cols);
-    // The totals over all runs.
-    using Staging = tile::AccumulatorStaging<few_cols>;
-    const auto total = [&](int tile, int at) {
-        float run[few_warps];
-#pragma unroll
-        for (int j = 0; j < few_warps; ++j) run[j] = shared.warp[j].staging[tile].words[at];
-#pragma unroll
-        for (int width = 1; width < few_warps; width *= 2)
-#pragma unroll
-            for (int j = 0; j < few_warps; j += 2 * width) run[j] += run[j + width];
-        return run[0] * FewExpanded<FormatA, FormatB>::Runs::lift;
-    };
-    if (elements.wanted) {
-        elements.finish(epilogue, total(0, Staging::place(threadIdx.x / 32, tile::lane_item(0))));
-        return;
+    using Runs = typename FewExpanded<FormatA, FormatB>::Runs;
+    if constexpr (many) {
+        FewElements<most / 8> of_many;
+        of_many.load(options, place, min(rows, most), warp);
+        ptx::bar_sync();   // all threads see the sums of all runs
+        end_few_rows<Runs>(shared.warp, options, place, of_many, min(rows, most), warp);
+    } else {
+        if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
+        if (rows > 8) elements.load(options, place, min(rows, most), warp);
+        ptx::bar_sync();   // all threads see the sums of all runs
+        end_few_rows<Runs>(shared.warp, options, place, elements, min(rows, most), warp);
     }
-    const int tiles = min(ceil_div(rows, 16), most / 16);
-#pragma unroll 1
-    for (int i = threadIdx.x; i < min(rows, most) * few_cols; i += 32 * few_warps) {
-        const int tile = i / (16 * few_cols), at = Staging::place(i / few_cols % 16, i % few_cols);
-        shared.warp[0].staging[tile].words[at] = total(tile, at);
-    }
-    ptx::bar_sync();   // all threads see their total
-    // The epilogue: 16 rows for a warp.
-    const int tile = threadIdx.x / 32;
-    if (tile < tiles)
-        epilogue.finish(shared.warp[0].staging[tile], place.first_row + 16 * tile, place.end_row, place.first_col,
-                        epilogue.lane_bias<Staging>(place.first_col));
 }
 
 }   // namespace op
