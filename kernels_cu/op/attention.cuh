@@ -789,7 +789,7 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
             ptx::cp_async_commit_group();
         };
         if constexpr (Tiling::copies_early && !waits_late) copy_next();
-        // A warp only copies if it has no rows, or if its rows see nothing of this tile.
+        // A warp that has no rows, or whose rows see nothing of this tile, only copies.
         if (idle || (masked && index * Tiling::keys >= warp_end)) {
             if constexpr (waits_late) wait();
             if constexpr (!Tiling::copies_early || waits_late) copy_next();

@@ -47,7 +47,7 @@ struct OperandRows {
 
 // The tile of C that a block works on.
 struct TilePlace {
-    int matrix = 0, group = 0;   // index of A's and C's matrix; of B's
+    int matrix = 0, group = 0;   // matrix of A and C; matrix of B
     int first_row = 0, end_row = 0, first_col = 0;
     int tiles = 1;                       // that the block walks over, in consecutive columns
     bool there = false, fills = false;   // fills: this block also pads the last tile of scales in its columns
@@ -497,8 +497,8 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
         const auto before = [](uint32_t offset) {   // the stage before the one at `offset`
             return offset == 0 ? (stages - 1) * uint32_t(sizeof(Stage)) : offset - uint32_t(sizeof(Stage));
         };
-        // Scales that pass through registers are stored a slice later, but with two stages before it is read. One
-        // branch serves all rare cases.
+        // Scales that pass through registers are stored one slice later; with two stages, before that slice is read.
+        // One branch serves all rare cases.
         auto copy_scales = [&] {
             const bool all_whole = scales_a.whole() & scales_b.whole();
             scales_a.copy(filled), scales_b.copy(filled);

@@ -72,7 +72,7 @@ struct FewRing {
 };
 
 // Whether loads of many rows of A wait in shared memory: two blocks of a multiprocessor lack the registers for them.
-// Beside B in 4 bits it costs up to 48 rows more than it gives 64.
+// With B in 4 bits, this slows down up to 48 rows more than it speeds up 64.
 template <class FormatA, class FormatB>
 constexpr bool few_stages_a = few_blocks > 1 && FormatA::bits == 16 && FormatB::bits > 4;
 
@@ -743,7 +743,7 @@ __device__ inline void end_few_rows(Warp (&of_run)[few_warps], const GemmOptions
         for (int i = 0; 8 * i < rows; ++i) elements.finish(i, total(i / 2, first + i % 2 * 8 * few_cols));
         return;
     }
-    // Its numbers are on their way while the block adds.
+    // Loads of its numbers are in flight while the block adds.
     const Epilogue epilogue(options.epilogue, place.matrix, place.group, options.rows, options.cols);
 #pragma unroll 1
     for (int i = tile::lane_item(32 * run); i < rows * few_cols; i += 32 * few_warps) {

@@ -9,7 +9,7 @@
 
 namespace op {
 
-constexpr int norm_threads = 256, norm_columns = 16;   // of a block; consecutive values of a lane
+constexpr int norm_threads = 256, norm_columns = 16;   // threads of a block; values of a lane
 
 // The most shares that a lane has of rows of up to 8192 values. Longer rows take more lanes, then more shares.
 constexpr int norm_shares = 2;
@@ -35,9 +35,9 @@ struct NormLanes {
     __device__ int column(int share) const { return (lane() + share * lanes) * norm_columns; }
 };
 
-// The sums over a row's lanes, in each lane: pairs of neighbors, pairs of pairs, and so on. Called by the whole block.
-// both: sums of two numbers, not only the first. turn: 0 and 1 alternately. threads: of each lane, which have the same
-// sums.
+// Adds sums over the lanes of a row, in a tree over neighbors, and returns the totals to each lane. Called by the whole
+// block. Only x is added unless `both`. turn alternates between 0 and 1 from call to call. threads: how many
+// neighboring threads hold the same sums.
 template <bool both, int threads = 1>
 __device__ inline float2 row_sums(NormShared &shared, int &turn, int lanes, float2 sums) {
     lanes *= threads;
@@ -74,7 +74,8 @@ struct RowMoments {
 __device__ inline float norm_factor(float squares, float eps) { return 1.0f / sqrtf(squares + eps); }
 
 // The moments of a row, whose order depends on `cols` alone. each_share(add) calls add(column, values) for the shares
-// of a lane. Called by the whole block. whole: of a whole row. threads: of each lane.
+// of a lane. Called by the whole block. whole: every share of the row is full. threads: those that share a lane's
+// values.
 template <bool whole, int threads = 1, class EachShare>
 __device__ inline RowMoments row_moments(NormShared &shared, int &turn, const NormLanes &place, int cols, bool centered,
                                          float eps, EachShare &&each_share) {

@@ -115,7 +115,7 @@ private:
     }
 };
 
-// Stores a lane's share of a row, of which `here` values exist. whole: of a whole row.
+// Stores a lane's share of a row. Only its first `here` values exist, unless the row is whole.
 template <bool whole, class Element>
 __device__ inline void store_values(Element *target, int here, const float (&values)[2][8]) {
     if constexpr (whole) {
@@ -269,7 +269,7 @@ struct Produced {
     struct Row {
         int64_t number;
         bool present;
-        char *out;                 // or
+        char *out;                 // for floats; or
         uint8_t *codes, *scales;   // of its first block
     };
     // number: int64_t or, with less arithmetic, uint32_t.

@@ -30,7 +30,7 @@ struct BlockMeans {
     const float *first = nullptr;
     int tile_step = 0;
     int count = 0;
-    int first_block = 0;   // of the sequence's blocks of queries that share a mean, the one of the block's first row
+    int first_block = 0;   // of the first row, among its sequence's blocks of queries that share a mean
 
     BlockMeans() = default;
 

@@ -46,8 +46,8 @@ enum class PairOrder { natural, crossed };
 // Eight e2m1 codes as four bf16x2 in crossed order, times 2^-126. One multiplication moves the sign of a code to bit 15
 // of its half and the other bits to bits 8..6. Exact.
 //
-// Integer instructions bind: they have half the rate of multiplications. Therefore a multiplication also subtracts the
-// lower of two codes; the compiler would mask it away.
+// Integer instructions are the bottleneck: they run at half the rate of multiplications. Therefore a multiplication
+// also subtracts the lower of two codes; the compiler would mask it away.
 __device__ inline void crossed_bf16x2_from_e2m1x8(uint32_t codes, uint32_t (&values)[4]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
