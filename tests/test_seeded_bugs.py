@@ -59,8 +59,8 @@ UNITS |= {
 }
 UNITS |= {"gemm_bf16": "gemm_bf16[tile=64]", "gemm_nvfp4": "gemm_nvfp4[tile=64]"}
 UNITS |= {PORTABLE_FEW_ROWS: "gemm_few_bf16", WOVEN: f"{PRODUCT}[dim={DIM}]"}
-# The portable text alone, of the kernels that PORTABLE ends.
-PORTABLE_ONLY = build.Extent(build.PTX_ONLY.name, ("compute_90",), {})
+# By whether a kernel's name ends with PORTABLE: one text.
+EXTENTS = {False: build.PTX_ONLY, True: build.PTX_ONLY._replace(texts=("compute_90",))}
 
 
 # Appended to kernel.cuh: an entry without a macro WANTED_ENTRY becomes a template that nothing instantiates.
@@ -83,7 +83,7 @@ def select_entries(header: Path, entries) -> None:
 
 def compile_with(bug, kernel: str, folder: Path, entries=()) -> Path:
     """A folder of modules from a copy of kernels_cu with one bug (or none): the text of the unit that the kernel's
-    checks run, with these entries alone if there are any."""
+    checks run. With entries, these alone, without line numbers: they take time, and no check reads them."""
     sources, modules = folder / "kernels_cu", folder / "modules"
     shutil.copytree(ROOT / "kernels_cu", sources)
     if bug is not None:
@@ -91,7 +91,8 @@ def compile_with(bug, kernel: str, folder: Path, entries=()) -> Path:
         path.write_text(bug.planted_in(path.read_text()))
     if entries:
         select_entries(sources / "kernel.cuh", entries)
-    build.build(sources, modules, [UNITS[kernel]], PORTABLE_ONLY if kernel.endswith(PORTABLE) else build.PTX_ONLY)
+    extent = EXTENTS[kernel.endswith(PORTABLE)]._replace(lines=not entries)
+    build.build(sources, modules, [UNITS[kernel]], extent)
     return modules
 
 
