@@ -90,6 +90,7 @@ class Extent(NamedTuple):
     name: str  # the name in records
     texts: tuple  # the virtual architectures that nvcc compiles for
     fatbins: dict  # suffix -> contents: real architectures, or the text of a virtual one
+    lines: bool = True  # whether kept texts have line numbers
 
     def outputs(self, unit):
         """Return the names of the files that a build of this extent writes for a unit, except its record."""
@@ -483,7 +484,8 @@ def compile_text(unit, target, sources, tools, folder, extent):
     """Compile one unit for one target into `folder` and assemble the text; return a Text or raise a BuildFailure."""
     start = time.perf_counter()
     ptx = folder / f"{unit.unit}.{target.compute}.ptx"
-    arch = ["-gencode", f"arch={target.compute},code={target.compute}", *target.lines]
+    lines = target.lines if extent.lines else []
+    arch = ["-gencode", f"arch={target.compute},code={target.compute}", *lines]
     files = ["-I", sources.name, f"{sources.name}/{unit.source.name}", "-o", ptx]
     flags = [*NVCC_FLAGS, *QUICKER_FLAGS, *unit.defines]
     code, log = output_of([tools.nvcc, "-ptx", *arch, *flags, *files], cwd=sources.parent)

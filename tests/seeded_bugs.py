@@ -38,7 +38,7 @@ ATTENTION = "attention_mxfp4_bf16_in_kernel"
 PRODUCT = "attention_bf16"
 MXFP8, MXFP4, NVFP4 = "attention_mxfp8", "attention_mxfp4", "attention_nvfp4"
 FEW = "attention_few"
-#: Behind the name of a kernel: bugs of its portable text, which test_seeded_bugs.py compiles in place of the native one.
+#: Ends the name of a kernel whose portable text is compiled in place of the native one.
 PORTABLE = " portable"
 PORTABLE_FEW_ROWS, WOVEN = f"gemm_few_bf16{PORTABLE}", f"{PRODUCT}{PORTABLE}"
 

@@ -51,7 +51,7 @@ class BlockWriter:
         self.row_views: set[tuple[str, int]] = set()
         self.written_rows: set[tuple[str, int]] = set()
         self.read_rows: set[tuple[str, int]] = set()
-        self.uniform_names: dict[str, str] = {}
+        self.uniform_names: dict[int, str] = {}  # slot -> name
         self.special_names: dict[tuple[str, str], str] = {}
         self.values: dict[str, _Value] = {}  # block-local registers
         self.row_cache: dict[str, dict[str, str]] = {}  # narrowed or derived copies of rows
@@ -91,9 +91,9 @@ class BlockWriter:
         for position, item in enumerate(self.items):
             if item.uniform:
                 continue
-            for register in item.registers_read():
+            for register in item.reads:
                 self.last_use[register.name] = position
-            for register in item.registers_written():
+            for register in item.writes:
                 self.last_use.setdefault(register.name, position)
                 self.last_use[register.name] = max(self.last_use[register.name], position)
                 self.row_writes.setdefault(register.name, []).append(position)
@@ -109,7 +109,7 @@ class BlockWriter:
             if self.translator.number_of is not None:
                 self.emit(f"mark({self.translator.number_of(item.instruction)})")
             self.translate_item(item)
-            for register in set(item.registers_read()) | set(item.registers_written()):
+            for register in set(item.reads) | set(item.writes):
                 if self.last_use.get(register.name) == position and register.name in self.values:
                     self.release(self.values.pop(register.name))
         self.position = len(self.items)
@@ -135,7 +135,7 @@ class BlockWriter:
                         tuple((e.name, versions.get(e.name, 0)) if isinstance(e, Register) else e for e in elements),
                     )
                     self.prepared_last[key] = position
-            for register in item.registers_written():
+            for register in item.writes:
                 versions[register.name] = versions.get(register.name, 0) + 1
 
     def subject(self):
@@ -147,14 +147,21 @@ class BlockWriter:
     def finish(self) -> str:
         """The source of the function: look-ups of rows, uniform values and special registers, then the body."""
         head = ["def block(R, K, M):"]
-        kinds = sorted({kind for kind, _ in self.row_views})
-        head += [f" {kind} = R.{kind}" for kind in kinds]
-        head += [f" {kind}_{row} = {kind}[{row}]" for kind, row in sorted(self.row_views)]
-        head += [f" {name} = {source}" for source, name in self.uniform_names.items()]
+        for kind, rows in _grouped(self.row_views).items():
+            head.append(self.look_up([f"{kind}_{row}" for row in rows], f"R.{kind}", rows))
+        if self.uniform_names:
+            head.append(self.look_up(list(self.uniform_names.values()), "K", tuple(self.uniform_names)))
         head += [f" {name} = M.special('{special}', '{kind}')" for (special, kind), name in self.special_names.items()]
         shift = len(head)
         self.line_map = {line + shift: instruction for line, instruction in self.line_map.items()}
         return "\n".join(head + [" " + line for line in self.lines] + [" return None", ""])
+
+    def look_up(self, names: list[str], source: str, places: tuple[int, ...]) -> str:
+        """A line that assigns elements of a list or dict to names. One call for all: an assignment for each would be a
+        quarter of what is compiled."""
+        if len(names) == 1:
+            return f" {names[0]} = {source}[{places[0]}]"
+        return f" {', '.join(names)} = {self.translator.getter(places)}({source})"
 
     # -- sources ------------------------------------------------------------------------------------------------
 
@@ -189,10 +196,10 @@ class BlockWriter:
         width = WIDTHS[register.type]
         size = SIZES[kind]
         if register.name in translator.uniform:
-            source = translator.uniform_view(register.name, kind)
-            if source not in self.uniform_names:
-                self.uniform_names[source] = f"q{len(self.uniform_names)}"
-            return self.uniform_names[source]
+            slot = translator.uniform_slot(register.name, kind)
+            if slot not in self.uniform_names:
+                self.uniform_names[slot] = f"q{len(self.uniform_names)}"
+            return self.uniform_names[slot]
         if self.is_row(register):
             if size == width:
                 return self.row(register, kind)
@@ -517,14 +524,10 @@ class BlockWriter:
             return
         names = [self.fresh() for _ in item.destinations]
         self.emit(f"{', '.join(names)}{',' if len(names) == 1 else ''} = {call}")
-        read = {register.name for register in item.registers_read()}
+        read = {register.name for register in item.reads}
         for position, (register, name) in enumerate(zip(item.destinations, names)):
             # A result may alias a source: copy it before a destination overwrites that source.
-            if (
-                position
-                and isinstance(register, Register)
-                and any(earlier.name in read for earlier in item.registers_written())
-            ):
+            if position and isinstance(register, Register) and any(earlier.name in read for earlier in item.writes):
                 self.emit(f"{name} = {name}.copy()")
         for register, type, name in zip(item.destinations, types, names):
             if guard:

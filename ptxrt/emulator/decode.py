@@ -31,6 +31,7 @@ _CARRY = Register("%carry", "pred")
 
 #: Operands that stand for one value.
 _SINGLE = frozenset({Register, Special, Immediate, Symbol, Negated})
+_REGISTER = frozenset({Register})
 
 #: The unsigned kind (see KINDS) of a register by its width in bytes; 0 stands for predicates.
 UNSIGNED = {0: "b1", 1: "u1", 2: "u2", 4: "u4", 8: "u8"}
@@ -53,7 +54,8 @@ class Decoded:
     """An instruction with its semantics (None: mov or bra), its destination registers and its source operands.
 
     flat: the sources with vectors spread out and addresses replaced by their base. uniform: computed once per launch,
-    not per thread. copies: the results are bits of the sources.
+    not per thread. copies: the results are bits of the sources. reads, writes: the registers that it reads, with its
+    guard, and writes.
     """
 
     __slots__ = (
@@ -64,8 +66,8 @@ class Decoded:
         "flat",
         "uniform",
         "copies",
-        "_reads",
-        "_writes",
+        "reads",
+        "writes",
     )
 
     def __init__(self, instruction: Instruction, semantics: Semantics | None, destinations: list, sources: list):
@@ -77,32 +79,29 @@ class Decoded:
         self.copies = (semantics is None and len(destinations) == len(sources)) or (
             semantics is not None and bool(semantics.option("copies"))
         )
-        self._writes = [register for register in destinations if isinstance(register, Register)]
-        reads = [instruction.guard[0]] if instruction.guard else []
-        self.flat = self._flat_sources()
-        for source in self.flat:
-            if isinstance(source, Register):
+        self.writes = [register for register in destinations if register.__class__ is Register]
+        self.reads = reads = [instruction.guard[0]] if instruction.guard else []
+        self.flat = flat = []
+        for source in sources:
+            kind = source.__class__
+            if kind is Register:
+                flat.append(source)
                 reads.append(source)
-            elif isinstance(source, Negated):
-                reads.append(source.register)
-        self._reads = reads
-
-    def _flat_sources(self) -> list:
-        found = []
-        for source in self.sources:
-            if isinstance(source, Vector):
-                found += source.elements
-            elif isinstance(source, Address):
-                found.append(source.base)
+            elif kind is Vector:
+                flat += source.elements
+                for element in source.elements:
+                    if element.__class__ is Register:
+                        reads.append(element)
+                    elif element.__class__ is Negated:
+                        reads.append(element.register)
+            elif kind is Address:
+                flat.append(source.base)
+                if source.base.__class__ is Register:
+                    reads.append(source.base)
             else:
-                found.append(source)
-        return found
-
-    def registers_written(self) -> list[Register]:
-        return self._writes
-
-    def registers_read(self) -> list[Register]:
-        return self._reads
+                flat.append(source)
+                if kind is Negated:
+                    reads.append(source.register)
 
 
 class Decoder:
@@ -128,22 +127,21 @@ class Decoder:
         if words[0] == "bra":
             return Decoded(instruction, None, [], [])
         semantics = resolve(instruction.opcode)
-        single = semantics.option("single")
-        if single is not None and not any(isinstance(operand, Pair) for operand in instruction.operands):
-            semantics = single
-        if instruction.used is not None and semantics.option("using") is not None:
-            semantics = semantics.option("using")(instruction.used)
         operands = instruction.operands
-        if semantics.option("carry_out"):
-            operands = (operands[0], _CARRY, *operands[1:])
-        if semantics.option("carry_in"):
-            operands = (*operands, _CARRY)
+        if not semantics.one_form:
+            single = semantics.option("single")
+            if single is not None and not any(isinstance(operand, Pair) for operand in operands):
+                semantics = single
+            if instruction.used is not None and semantics.option("using") is not None:
+                semantics = semantics.option("using")(instruction.used)
+            if semantics.option("carry_out"):
+                operands = (operands[0], _CARRY, *operands[1:])
+            if semantics.option("carry_in"):
+                operands = (*operands, _CARRY)
         split = len(semantics.destinations)
         if semantics.plain and len(operands) == split + len(semantics.sources):
             destinations, sources = operands[:split], operands[split:]
-            if all(type(found) in _SINGLE for found in sources) and all(
-                type(found) is Register for found in destinations
-            ):
+            if _SINGLE.issuperset(map(type, sources)) and _REGISTER.issuperset(map(type, destinations)):
                 self.check_widths(instruction, semantics, destinations, sources)
                 return Decoded(instruction, semantics, destinations, sources)
         destinations, sources = self.match_operands(instruction, list(operands), semantics)

@@ -180,6 +180,11 @@ class Semantics:
         return not any(o.count or o.optional or o.joined or o.is_address or o.is_immediate for o in operands)
 
     @cached_property
+    def one_form(self) -> bool:
+        """Whether the operands alone, as they are written, decide how the instruction is decoded."""
+        return not any(self.options.get(name) for name in ("single", "using", "carry_out", "carry_in"))
+
+    @cached_property
     def result_types(self) -> list[str]:
         """The type of every destination register; a vector has one entry per element."""
         return [operand.type for operand in self.destinations for _ in range(max(operand.count, 1))]

@@ -72,7 +72,7 @@ def countdowns(code) -> dict[int, Countdown]:
         if not isinstance(end, Branch) or min(end.taken, end.otherwise) > latch:
             continue
         for item in reversed(code.decoded[latch]):
-            if any(register.name == end.predicate.name for register in item.registers_written()):
+            if any(register.name == end.predicate.name for register in item.writes):
                 words = item.instruction.opcode.split(".")
                 integers = words[0] == "setp" and len(words) == 3 and words[2][0] in "us" and len(item.sources) == 2
                 if (

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from heapq import heappop, heappush
+from operator import itemgetter
 from threading import Lock
 
 import numpy as np
@@ -196,31 +197,37 @@ class Translator:
         writes: dict[str, int] = {}
         for block in self.decoded:
             for item in block:
-                for register in item.registers_written():
+                for register in item.writes:
                     writes[register.name] = writes.get(register.name, 0) + 1
         changed = True
+        uniform = self.uniform
         remaining = [item for block in self.decoded for item in block if self.may_be_uniform(item, writes)]
         while changed:
             changed = False
             later = []
             for item in remaining:
-                if all(register.name in self.uniform for register in item.registers_read()):
-                    for register in item.registers_written():
-                        self.uniform[register.name] = len(self.uniform_order)
+                for register in item.reads:
+                    if register.name not in uniform:
+                        later.append(item)
+                        break
+                else:
+                    for register in item.writes:
+                        uniform[register.name] = len(self.uniform_order)
                     item.uniform = True
                     self.uniform_order.append(item)
                     changed = True
-                else:
-                    later.append(item)
             remaining = later
 
     def may_be_uniform(self, item: "Decoded", writes: dict[str, int]) -> bool:
-        if item.instruction.guard or not item.destinations:
+        written = item.writes
+        if item.instruction.guard or not written:
             return False
-        if any(writes[register.name] != 1 for register in item.registers_written()) or not item.registers_written():
-            return False
-        if any(isinstance(source, Special) and source.name not in UNIFORM_SPECIALS for source in item.flat):
-            return False
+        for register in written:
+            if writes[register.name] != 1:
+                return False
+        for source in item.flat:
+            if source.__class__ is Special and source.name not in UNIFORM_SPECIALS:
+                return False
         if item.semantics is None:
             return True
         if item.semantics.kind == "lanes":
@@ -240,11 +247,11 @@ class Translator:
         for block in self.decoded:
             for item in block:
                 semantics = item.semantics
-                written = item.registers_written()
+                written = item.writes
                 if semantics is not None and semantics.option("loose_nan"):
                     arithmetic.update(register.name for register in written)
                 elif item.copies and len(written) == 1:
-                    copies.append((written[0], item.registers_read(), semantics is None))
+                    copies.append((written[0], item.reads, semantics is None))
                 else:
                     others.update(register.name for register in written)
 
@@ -271,11 +278,15 @@ class Translator:
         """Liveness analysis: the registers that live across blocks, and the first and last block of each live range."""
         count = len(self.decoded)
         numbers: dict[str, int] = {}
-        types: dict[int, str] = {}
+        types: dict[str, str] = {}
+        uniform = self.uniform
 
         def number_of(register: Register) -> int:
-            number = numbers.setdefault(register.name, len(numbers))
-            types[number] = register.type
+            name = register.name
+            number = numbers.get(name)
+            if number is None:
+                number = numbers[name] = len(numbers)
+                types[name] = register.type
             return number
 
         uses, defines = [0] * count, [0] * count
@@ -285,11 +296,11 @@ class Translator:
             for item in block:
                 if item.uniform:
                     continue
-                for register in item.registers_read():
-                    if register.name not in self.uniform and (number := number_of(register)) not in define:
+                for register in item.reads:
+                    if register.name not in uniform and (number := number_of(register)) not in define:
                         use.add(number)
                 guard = item.instruction.guard
-                for register in item.registers_written():
+                for register in item.writes:
                     number = number_of(register)
                     if guard and number not in define:
                         use.add(number)
@@ -331,7 +342,7 @@ class Translator:
                 spans[names[number]][1] = index
             seen |= alive[index]
         self.numbers, self.alive, self.spans = numbers, alive, spans
-        self.types = {name: types[number] for name, number in numbers.items()}
+        self.types = types
 
     def lives(self, name: str, index: int) -> bool:
         """Whether a register is live at the start or at the end of a block."""
@@ -388,9 +399,13 @@ class Translator:
         self.namespace[name] = semantics
         return name
 
-    def uniform_view(self, name: str, kind: str) -> str:
-        slot = self.uniform_slots.setdefault((name, kind), len(self.uniform_slots))
-        return f"K[{slot}]"
+    def getter(self, places: tuple[int, ...]) -> str:
+        """The name of a function that returns these elements of a list or dict, in generated code."""
+        return self.function(itemgetter(*places))
+
+    def uniform_slot(self, name: str, kind: str) -> int:
+        """The place of a uniform value among those of a launch."""
+        return self.uniform_slots.setdefault((name, kind), len(self.uniform_slots))
 
     # -- uniform values -----------------------------------------------------------------------------------------
 
@@ -424,7 +439,7 @@ class Translator:
             place = self.uniform[todo.pop()]
             if place not in places:
                 places.add(place)
-                read = self.uniform_order[place].registers_read()
+                read = self.uniform_order[place].reads
                 todo += [register.name for register in read if register.name not in values]
         return sorted(places)
 

@@ -657,6 +657,18 @@ class _Scope:
             scope = scope.parent
         return None
 
+    def known(self, text: str) -> object:
+        """An operand that an outer scope has read and that means the same here: a register; else None."""
+        if text[:1] != "%" or "|" in text:
+            return None
+        scope = self
+        while scope.parent is not None and not scope.ranges and text not in scope.names:
+            scope = scope.parent
+            found = scope.cache.get(text)
+            if found is not None:
+                return found
+        return None
+
     def find_label(self, name: str) -> str | None:
         scope: _Scope | None = self
         while scope is not None:
@@ -875,9 +887,10 @@ class _BodyReader:
             if opcode[0] == "v" and "." in text:
                 parts, selectors = self.without_selectors(opcode, parts)
             for part in parts:
+                part = part.strip()
                 operand = cache.get(part)
                 if operand is None:
-                    operand = cache[part] = self.operand(part.strip())
+                    operand = cache[part] = self.scope.known(part) or self.operand(part)
                 operands.append(operand)
             operands += selectors
         if opcode.startswith(_BRANCHES):
