@@ -11,7 +11,8 @@ using Few = op::FewTiling<Element, VARIANT_dim, VARIANT_rows>;
 // clang-format off
 #define INSTANCE(suffix, Element)                                                                                      \
     KERNEL(ENTRY(suffix), .threads = {Few<Element>::threads}, .shared_bytes = sizeof(Few<Element>::Shared),            \
-           .tile = {1, Few<Element>::rows, 1}, .min_blocks = Few<Element>::blocks)                                     \
+           .tile = {1, Few<Element>::rows, 1}, .min_blocks = Few<Element>::blocks,                                     \
+           .spill_bytes = Few<Element>::spilled)                                                                       \
     (const Element *q,          /* [batch, heads_kv, group, queries, dim] */                                           \
      const uint8_t *k,          /* [pages, heads_kv, page, k_width]: rows, or tiles */                                 \
      const uint8_t *v,          /* [pages, heads_kv, page, v_width] */                                                 \

@@ -1,9 +1,9 @@
 // Attention of few queries. Keys and values stay in the format of the cache or operand and are expanded to 16 bits on
 // their way into the MMAs.
 //
-// A block computes 8 rows of one head of K and V. Both products have the rows of Q on the side of the MMA that is 8
-// wide or leave the other half of 16 empty, so that a warp needs few registers. Each of its four warps has chunks of
-// the keys of its own and a ring of units in flight. The block adds four chunks to a node, which it writes. The result
+// A block computes 8 or 16 rows of one head of K and V. In the second product the rows of Q are on the side of the MMA
+// that is 8 wide, so that a warp with 8 rows needs few registers. Each of its four warps has chunks of the keys of its
+// own and a ring of units in flight. The block adds four chunks to a node, which it writes. The result
 // of a row depends only on the row and on the keys that it sees: see tree.cuh. Formats and places of keys are chosen at
 // run time, once a batch, so any format of keys combines with any format of values. Units within one page are copied in
 // whole rounds of the warp, others row by row.
@@ -101,7 +101,8 @@ struct FewTiling {
     static constexpr int dim = dim_, rows = rows_, octets = rows / 8;   // of rows: 1 or 2
     static constexpr int warps = node_chunks, threads = 32 * warps;
     static constexpr int keys = tile::tile_keys, units = keys / tile::cached_rows;   // of a tile
-    static constexpr int exchanged = (dim <= 128 ? 64 : 128) / octets;   // columns of a node that warps exchange at once
+    static constexpr int exchanged =
+        (dim <= 128 ? 64 : 128) / octets;   // columns of a node that warps exchange at once
     static constexpr int blocks = dim <= 128 ? 2 : 1;
     using Node = tile::WarpNode<exchanged, octets>;
     using State = tile::WarpNode<dim, octets>;
@@ -110,6 +111,7 @@ struct FewTiling {
     // Whether the scores of a tile are in registers; else where a node is. A local variable of a thread would wait for
     // all copies.
     static constexpr bool keeps_scores = dim <= 128 || octets == 1;
+    static constexpr int spilled = dim <= 128 ? 0 : 1472;   // bytes; the O of large heads leaves few registers
 
     // Shared memory of a warp: first room for an expanded unit of columns or for a node, then the ring.
     static constexpr int unit_bytes = sizeof(typename Units::Columns);
@@ -235,7 +237,8 @@ __device__ inline void rotate(Value (&s)[count][width]) {
 #pragma unroll
         for (int j = 0; j < by; ++j) first[j] = s[j][i];
 #pragma unroll
-        for (int j = 0; j < count; ++j) s[j][i] = j + by < count ? s[(j + by) % count][i] : first[(j + by) % count % by];
+        for (int j = 0; j < count; ++j)
+            s[j][i] = j + by < count ? s[(j + by) % count][i] : first[(j + by) % count % by];
     }
 }
 
@@ -715,8 +718,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                         for (int i = 0; i < units; ++i)
 #pragma unroll
                             for (int half = 0; half < 2; ++half)
-                                p[octet][i][half] = tile::rounded_pair(s[octet][2 * i + half][1],
-                                                                       s[octet][2 * i + half][0], Element{});
+                                p[octet][i][half] =
+                                    tile::rounded_pair(s[octet][2 * i + half][1], s[octet][2 * i + half][0], Element{});
                     }
                     continue;
                 }

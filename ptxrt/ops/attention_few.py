@@ -168,7 +168,13 @@ def _case(
         pages=pages,
         page=page,
     )
-    sizes |= dict(rows=min(group * queries, 16), table=table, sequences=rest.pop("sequences", batch), splits=splits, nodes=nodes_of(table * page))
+    sizes |= dict(
+        rows=min(group * queries, 16),
+        table=table,
+        sequences=rest.pop("sequences", batch),
+        splits=splits,
+        nodes=nodes_of(table * page),
+    )
     case = {**sizes, "scale": dim**-0.5, "left": OPEN, "right": 0, "block_table": True, "key_ends": True, **rest}
     return case | _of_format("k", k, dim) | _of_format("v", v or k, dim_v or dim)
 
