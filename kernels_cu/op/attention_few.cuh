@@ -111,7 +111,7 @@ struct FewTiling {
     // Whether the scores of a tile are in registers; else where a node is. A local variable of a thread would wait for
     // all copies.
     static constexpr bool keeps_scores = dim <= 128 || octets == 1;
-    static constexpr int spilled = dim <= 128 ? 0 : 1472;   // bytes; the O of large heads leaves few registers
+    static constexpr int spilled = dim > 128 && octets > 1 ? 1472 : 0;   // bytes; O takes most registers
 
     // Shared memory of a warp: first room for an expanded unit of columns or for a node, then the ring.
     static constexpr int unit_bytes = sizeof(typename Units::Columns);

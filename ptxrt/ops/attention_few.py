@@ -23,7 +23,7 @@ NODE_KEYS = 1024
 # Sequences with at most this many queries use this kernel.
 FEW_QUERIES = 16
 # Rows of a block: queries of the heads that share a head of keys. Blocks of eight rows keep half as many sums.
-BLOCK_ROWS = {64: (16,), 128: (8, 16), 256: (16,)}
+BLOCK_ROWS = {64: (16,), 128: (8, 16), 256: (8, 16)}
 # The most nodes of one merge.
 MOST_NODES = 4096
 
