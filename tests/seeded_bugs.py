@@ -41,6 +41,7 @@ FEW = "attention_few"
 #: Ends the name of a kernel whose portable text is compiled in place of the native one.
 PORTABLE = " portable"
 PORTABLE_FEW_ROWS, WOVEN = f"gemm_few_bf16{PORTABLE}", f"{PRODUCT}{PORTABLE}"
+PORTABLE_WIDE = f"gemm_wide_bf16{PORTABLE}"
 
 BUGS = [
     # The quantizers and their inverses
@@ -526,6 +527,22 @@ BUGS = [
         "op/gemm_small.cuh",
         "if (staged && number % 2 == 1) ptx::cp_async_commit_group();",
         "",
+    ),
+    Bug(
+        "products",
+        "a_stage_that_two_warps_share_taken_early",
+        PORTABLE_WIDE,
+        "op/gemm_wide.cuh",
+        "filled = next_in_ring(filled, stage_bytes, Shared::stages);",
+        "filled = next_in_ring(filled, stage_bytes, Shared::stages - 1);",
+    ),
+    Bug(
+        "products",
+        "two_warps_that_do_not_wait_for_each_other",
+        PORTABLE_WIDE,
+        "op/gemm_wide.cuh",
+        "ptx::bar_sync(1 + run, 32 * wide_halves);",
+        "ptx::bar_warp_sync();",
     ),
     # Loads: copies, barriers, conversions, fragments
     Bug(

@@ -24,7 +24,19 @@ from ptxrt.ops.quantizers import DEQUANTIZE, QUANTIZE, tiled
 from ptxrt.tiles import tile_layout
 from scripts import script
 from seeded_bug_checks import chosen
-from seeded_bugs import ATTENTION, BUGS, FEW, MXFP4, MXFP8, NVFP4, PORTABLE, PORTABLE_FEW_ROWS, PRODUCT, WOVEN
+from seeded_bugs import (
+    ATTENTION,
+    BUGS,
+    FEW,
+    MXFP4,
+    MXFP8,
+    NVFP4,
+    PORTABLE,
+    PORTABLE_FEW_ROWS,
+    PORTABLE_WIDE,
+    PRODUCT,
+    WOVEN,
+)
 
 build = script("build.py")
 
@@ -57,7 +69,7 @@ UNITS |= {
     "pack_values_nvfp4": "pack_values_nvfp4[dim=64]",
 }
 UNITS |= {"gemm_bf16": "gemm_bf16[tile=64]", "gemm_nvfp4": "gemm_nvfp4[tile=64]"}
-UNITS |= {PORTABLE_FEW_ROWS: "gemm_few_bf16", WOVEN: f"{PRODUCT}[dim={DIM}]"}
+UNITS |= {PORTABLE_FEW_ROWS: "gemm_few_bf16", PORTABLE_WIDE: "gemm_wide_bf16", WOVEN: f"{PRODUCT}[dim={DIM}]"}
 # By whether a kernel's name ends with PORTABLE: one text.
 EXTENTS = {False: build.PTX_ONLY, True: build.PTX_ONLY._replace(texts=("compute_90",))}
 
@@ -111,7 +123,7 @@ def on_modules(kernel: str, folder: Path | None = None):
     """Run calls on the modules of a folder, or on the project's, in the text that the kernel names. Kernels whose warps
     wait for stages run with race checks."""
     own = units.MODULES, units.CHECKOUT
-    races = kernel in (ATTENTION, MXFP8, MXFP4, NVFP4, PORTABLE_FEW_ROWS, WOVEN)
+    races = kernel in (ATTENTION, MXFP8, MXFP4, NVFP4, PORTABLE_FEW_ROWS, PORTABLE_WIDE, WOVEN)
     text = "portable" if kernel.endswith(PORTABLE) else "native"
     before = backend.enter(backend=EmulatorBackend(schedule="warps", races=races, ptx=text))
     if folder is not None:
@@ -313,10 +325,10 @@ def keeps_to_its_group(name):
     return (got[:5] == 40).all() and (got[5:] == 5).all()
 
 
-def multiplies_few(rows):
+def multiplies_few(rows, name="gemm_few_bf16", cols=24, depth=616):
     """Whether a product of some rows in bf16 equals the reference's, with several steps of a ragged depth."""
-    rng, kernel = np.random.default_rng(23), KERNELS["gemm_few_bf16"]
-    a, b = (rng.standard_normal((1, n, 616)).astype(ml_dtypes.bfloat16) for n in (rows, 24))
+    rng, kernel = np.random.default_rng(23), KERNELS[name]
+    a, b = (rng.standard_normal((1, n, depth)).astype(ml_dtypes.bfloat16) for n in (rows, cols))
     want, got = kernel.reference(a, b, out_f32=True), kernel(a, b, out_f32=True)
     return not any(missed for _, missed in kernel.check({"out_f32": got}, want).values())
 
@@ -373,6 +385,7 @@ CHECKS = {
         "three fragments of eight": lambda: multiplies_few(20),
         "seven fragments of eight": lambda: multiplies_few(50),
     },
+    PORTABLE_WIDE: {"steps of pairs of warps": lambda: multiplies_few(50, "gemm_wide_bf16", 72, 1504)},
     WOVEN: {"tiles of 64 keys": lambda: attends_in_woven_tiles(130, 200)},
 }
 CHECKS["attention_merge"] |= {"the tree": lambda: merges_as_a_tree()}

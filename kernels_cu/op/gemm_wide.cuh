@@ -38,8 +38,16 @@ __device__ inline void gemm_of_wide_blocks(const RowsA &a, const OperandRows &b,
     constexpr int step_bytes = Ring::unit_bytes, tiles = Ring::tiles, fragments = wide_rows / 8;
     constexpr int copied = fragments / wide_halves;   // of a step of A, by each of two warps
     auto &shared = ::shared<Shared>();
-    if (options.group_starts || options.order) ptx::griddepcontrol_wait();   // the block's place is in memory
-    TilePlace place = TilePlace::of_block<wide_rows, wide_halves * few_cols, false, true>(options);
+    // The place and rows of A are found before the wait, unless they are in memory.
+    TilePlace place;
+    GemmOptions in_order = options;
+    in_order.group_starts = nullptr, in_order.order = nullptr;   // so that the compiler knows it
+    if (options.group_starts) {
+        ptx::griddepcontrol_wait();
+        place = TilePlace::of_block<wide_rows, wide_halves * few_cols, false, true>(options);
+    } else {
+        place = TilePlace::of_block<wide_rows, wide_halves * few_cols, false, true>(in_order);
+    }
     const int warp = ptx::of_this_branch(threadIdx.x / 32);
     const int half = warp / few_warps, run = warp % few_warps;
     place.first_col += half * few_cols;
@@ -51,9 +59,12 @@ __device__ inline void gemm_of_wide_blocks(const RowsA &a, const OperandRows &b,
     const int at = step_bytes * copies.begin + 2 * Share::first();
     int left = a.bytes - at;
     const uint8_t *from[copied];
+    const auto find_a = [&](const GemmOptions &options) {
 #pragma unroll
-    for (int i = 0; i < copied; ++i)
-        from[i] = RowOfA<Format>(a, options, place, Share::row() + 8 * (first + i)).codes + at;
+        for (int i = 0; i < copied; ++i)
+            from[i] = RowOfA<Format>(a, options, place, Share::row() + 8 * (first + i)).codes + at;
+    };
+    if (!options.order) find_a(in_order);
     const uint32_t chunks = static_cast<uint32_t>(__cvta_generic_to_shared(&tile::of_lane(shared.a[run][0][0])));
     constexpr uint32_t stage_bytes = sizeof(shared.a[0][0]), fragment_bytes = sizeof(shared.a[0][0][0]);
     uint32_t filled = 0, read = 0, stage_read = 0;   // where stages of A and of B begin
@@ -69,6 +80,7 @@ __device__ inline void gemm_of_wide_blocks(const RowsA &a, const OperandRows &b,
         filled = next_in_ring(filled, stage_bytes, Shared::stages);
     };
     ptx::griddepcontrol_wait();
+    if (options.order) find_a(options);
     copies.copy(), copy_a(), ptx::cp_async_commit_group();
     copy_a(), ptx::cp_async_commit_group();
     tile::Accumulator sums[fragments][tiles / 2] = {};
