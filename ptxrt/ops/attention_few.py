@@ -248,6 +248,8 @@ _PACKED = dict(query_starts=True, query_ends=True)
             "nvfp4", heads_kv=2, group=2, queries=9, sequences=4, **_PACKED, softcap=2.0, row_shift=True, format="bf16"
         ),
         _case("plain", group=3, queries=3, table=9, format="bf16"),  # nine rows
+        *(_case("mxfp8", dim=dim, group=3, queries=3, table=9, format="bf16") for dim, _ in FEW_DIMS[1:]),
+        *(_case("plain", "nvfp4", dim=dim, group=4, queries=4, table=9, format="f16") for dim, _ in FEW_DIMS[1:]),
         _case("plain", page=32, table=35, format="bf16"),
         _case("plain", "nvfp4", batch=2, group=2, page=48, table=30, format="bf16"),
         _case("mxfp8", "mxfp4", dim=32, dim_v=96, group=5, page=256, table=9, splits=2, right=OPEN, format="bf16"),
