@@ -414,12 +414,12 @@ def test_values_of_any_size(machine, rng, qk):
 
 
 def test_few_rows_are_split_by_shapes_alone():
-    assert splits_for(8, 1, 32768) == 32 and splits_for(8, 128, 32768) == 32 and splits_for(8, 129, 32768) == 11
+    assert splits_for(8, 1, 32768) == 32 and splits_for(8, 128, 32768) == 32
     assert splits_for(32, 512, 512) == 1 and splits_for(32, 2048, 2048) == 1 and splits_for(1, 1, 100) == 1
-    # Rows that fill the GPU are not split, nor into two runs that are shorter than their merge.
-    assert splits_for(32, 512, 1024) == splits_for(32, 512, 10**6) == 1
-    assert splits_for(16, 512, 2048) == 1 and splits_for(16, 512, 8192) == 2
+    # Many rows are split only into runs that are worth the merge.
+    assert splits_for(32, 512, 1024) == splits_for(16, 512, 2048) == splits_for(24, 512, 2048) == 1
     assert splits_for(8, 512, 2048) == splits_for(32, 128, 2048) == 4
+    assert splits_for(16, 512, 8192) == 4 and splits_for(8, 512, 32768) == 8
     for heads_kv in (1, 2, 8, 200):
         for rows in (1, 64, 65, 5000):
             for keys in (1, 63, 64, 65, 1000, 4097, 10**6):

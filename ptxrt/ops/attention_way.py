@@ -29,12 +29,11 @@ if TYPE_CHECKING:
     from ..typing import StreamLike
     from .attention_call import Call
 
-# How many blocks fill a GPU (an H200 has 132 multiprocessors with room for two each, an RTX 5090 has 170), and the rows
-# of half a block.
-_FILLING_BLOCKS, _HALF_ROWS = 264, 64
-# The fewest units of keys of a run that are worth its merge: for the rows of half a block, for more rows, and for the
-# rows of several blocks in two runs.
-_FEWEST_UNITS, _FEWEST_OF_MANY_ROWS, _FEWEST_OF_TWO = 5, 8, 64
+# How many blocks fill a GPU (an H200 has 132 multiprocessors with room for two each, an RTX 5090 has 170), the rows of
+# a block, and the fewest units of keys that are worth a block. More rows than half a block are dearer to merge: their
+# runs have more units, unless the runs are long in any case.
+_FILLING_BLOCKS, _BLOCK_ROWS, _FEWEST_UNITS = 264, 128, 5
+_FEWEST_OF_MANY_ROWS, _LONG_RUN = 8, 20
 
 
 class AttentionWay(ABC):
@@ -266,11 +265,13 @@ def splits_for(heads_kv: int, rows: int, keys: int) -> int:
     split rounds sums differently: a batch equals its items, and machines agree. Every run has keys.
     """
     units = -(-keys // SPLIT_UNIT)
-    row_blocks = 1 if rows <= 2 * _HALF_ROWS else -(-rows // _HALF_ROWS)
-    fewest = _FEWEST_UNITS if rows <= _HALF_ROWS else _FEWEST_OF_MANY_ROWS
-    most = max(1, min(_FILLING_BLOCKS // (heads_kv * row_blocks), units // fewest))
-    if row_blocks > 1 and most == 2 and units < 2 * _FEWEST_OF_TWO:
-        most = 1
+    blocks = heads_kv * max(-(-rows // _BLOCK_ROWS), 1)
+    most = max(1, min(_FILLING_BLOCKS // blocks, units // _FEWEST_UNITS))
+    if 2 * rows > _BLOCK_ROWS and units // most < _LONG_RUN:
+        halves = blocks if rows <= _BLOCK_ROWS else heads_kv * -(-2 * rows // _BLOCK_ROWS)
+        most = max(1, min(_FILLING_BLOCKS // halves, units // _FEWEST_OF_MANY_ROWS))
+        if rows > _BLOCK_ROWS and most == 2:
+            most = 1
     return -(-units // -(-units // most))
 
 
