@@ -41,7 +41,6 @@ FEW = "attention_few"
 #: Ends the name of a kernel whose portable text is compiled in place of the native one.
 PORTABLE = " portable"
 PORTABLE_FEW_ROWS, WOVEN = f"gemm_few_bf16{PORTABLE}", f"{PRODUCT}{PORTABLE}"
-PORTABLE_WIDE = f"gemm_wide_bf16{PORTABLE}"
 
 BUGS = [
     # The quantizers and their inverses
@@ -378,14 +377,6 @@ BUGS = [
     ),
     Bug(
         "products",
-        "residual_of_the_first_eight_rows_for_all",
-        "gemm_wide_bf16",
-        "op/gemm_small.cuh",
-        "more[eights > 1 ? number : 0];",
-        "more[0];",
-    ),
-    Bug(
-        "products",
         "second_share_of_a_normed_row_is_the_next",
         "gemm_few_bf16",
         "op/normed_rows.cuh",
@@ -527,22 +518,6 @@ BUGS = [
         "op/gemm_small.cuh",
         "if (staged && number % 2 == 1) ptx::cp_async_commit_group();",
         "",
-    ),
-    Bug(
-        "products",
-        "a_stage_that_two_warps_share_taken_early",
-        PORTABLE_WIDE,
-        "op/gemm_wide.cuh",
-        "filled = next_in_ring(filled, stage_bytes, Shared::stages);",
-        "filled = next_in_ring(filled, stage_bytes, Shared::stages - 1);",
-    ),
-    Bug(
-        "products",
-        "two_warps_that_do_not_wait_for_each_other",
-        PORTABLE_WIDE,
-        "op/gemm_wide.cuh",
-        "ptx::bar_sync(1 + run, 32 * wide_halves);",
-        "ptx::bar_warp_sync();",
     ),
     # Loads: copies, barriers, conversions, fragments
     Bug(

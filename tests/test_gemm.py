@@ -11,11 +11,7 @@ import ptxrt
 from ptxrt.errors import ArgumentError
 from ptxrt.ops.gemm import exact_matmul
 from ptxrt.ops.gemm_kernels import (
-    WIDE_COLS,
-    WIDE_ROWS,
     gemm_bf16,
-    gemm_few_bf16,
-    gemm_wide_bf16,
     tile_for,
     tiles_of,
 )
@@ -287,33 +283,6 @@ def test_normed_rows_of_any_kind(text_machine):
     assert {launch.kernel for launch in seen} == {"norm_rows", "gemm_few_bf16"}
     assert ptxrt.matmul(np.zeros((2, 0), BF16), np.zeros((8, 0), BF16), a_norm=np.ones(0)).tolist() == [[0] * 8] * 2
     assert ptxrt.matmul(np.zeros((0, 32), BF16), normal(8, 32), a_norm=weights).shape == (0, 8)
-
-
-def test_wide_blocks_have_the_bits_of_few_rows(text_machine):
-    a, b = normal(1, 64, 552), normal(1, 136, 552, seed=1)
-    residual, bias = normal(1, 64, 136, seed=2), normal(1, 136, dtype=np.float32, seed=3)
-    for rows, options in (
-        (64, dict(out_f32=True)),
-        (37, dict(out_bf16=True, bias_f32=bias, residual_bf16=residual[:, :37], alpha=0.3)),
-        (64, dict(out_bf16=True, bias_f32=bias, activation=5, limit=1.5, gate_alpha=1.702, offset=1.0, width=68)),
-    ):
-        got, want = (kernel(a[:, :rows], b, **options) for kernel in (gemm_wide_bf16, gemm_few_bf16))
-        np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
-
-
-def test_which_products_of_few_rows_have_wide_blocks():
-    b = normal(WIDE_COLS, 8, seed=1)
-    for rows, cols, activation, kernel in (
-        (WIDE_ROWS, WIDE_COLS, None, "gemm_wide_bf16"),
-        (WIDE_ROWS - 1, WIDE_COLS, None, "gemm_few_bf16"),
-        (WIDE_ROWS, WIDE_COLS - 8, None, "gemm_few_bf16"),
-        (WIDE_ROWS, WIDE_COLS, "relu", "gemm_few_bf16"),
-    ):
-        a = normal(rows, 8)
-        with ptxrt.trace() as seen:
-            got = ptxrt.matmul(a, b[:cols], activation=activation, out_dtype=np.float32)
-        assert [launch.kernel for launch in seen] == [kernel]
-        assert is_close(got, exact_matmul(a, b[:cols], activation=activation), 8)
 
 
 @pytest.mark.gpu

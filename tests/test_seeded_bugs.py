@@ -33,7 +33,6 @@ from seeded_bugs import (
     NVFP4,
     PORTABLE,
     PORTABLE_FEW_ROWS,
-    PORTABLE_WIDE,
     PRODUCT,
     WOVEN,
 )
@@ -51,7 +50,7 @@ QUANTIZERS = ("quantize_mxfp4", "quantize_mxfp6_e3m2", "quantize_mxfp4_columns",
 DECLARED = (
     *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16", "probe_ending", FEW, "claim_slots", "append_nvfp4"),
     *("norm_rows", "gate_rows", "activate_rows", "rope_rows", "argmax_rows", "append_qkv"),
-    *("gemm_bf16", "gemm_few_bf16", "gemm_wide_bf16", "gemm_few_bf16_nvfp4", "gemm_nvfp4"),
+    *("gemm_bf16", "gemm_few_bf16", "gemm_few_bf16_nvfp4", "gemm_nvfp4"),
     "pack_keys_mxfp4",
     "pack_values_nvfp4",
     "scan_keys",
@@ -69,7 +68,7 @@ UNITS |= {
     "pack_values_nvfp4": "pack_values_nvfp4[dim=64]",
 }
 UNITS |= {"gemm_bf16": "gemm_bf16[tile=64]", "gemm_nvfp4": "gemm_nvfp4[tile=64]"}
-UNITS |= {PORTABLE_FEW_ROWS: "gemm_few_bf16", PORTABLE_WIDE: "gemm_wide_bf16", WOVEN: f"{PRODUCT}[dim={DIM}]"}
+UNITS |= {PORTABLE_FEW_ROWS: "gemm_few_bf16", WOVEN: f"{PRODUCT}[dim={DIM}]"}
 # By whether a kernel's name ends with PORTABLE: one text.
 EXTENTS = {False: build.PTX_ONLY, True: build.PTX_ONLY._replace(texts=("compute_90",))}
 
@@ -123,7 +122,7 @@ def on_modules(kernel: str, folder: Path | None = None):
     """Run calls on the modules of a folder, or on the project's, in the text that the kernel names. Kernels whose warps
     wait for stages run with race checks."""
     own = units.MODULES, units.CHECKOUT
-    races = kernel in (ATTENTION, MXFP8, MXFP4, NVFP4, PORTABLE_FEW_ROWS, PORTABLE_WIDE, WOVEN)
+    races = kernel in (ATTENTION, MXFP8, MXFP4, NVFP4, PORTABLE_FEW_ROWS, WOVEN)
     text = "portable" if kernel.endswith(PORTABLE) else "native"
     before = backend.enter(backend=EmulatorBackend(schedule="warps", races=races, ptx=text))
     if folder is not None:
@@ -385,7 +384,6 @@ CHECKS = {
         "three fragments of eight": lambda: multiplies_few(20),
         "seven fragments of eight": lambda: multiplies_few(50),
     },
-    PORTABLE_WIDE: {"steps of pairs of warps": lambda: multiplies_few(50, "gemm_wide_bf16", 72, 1504)},
     WOVEN: {"tiles of 64 keys": lambda: attends_in_woven_tiles(130, 200)},
 }
 CHECKS["attention_merge"] |= {"the tree": lambda: merges_as_a_tree()}

@@ -789,31 +789,37 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
             ptx::cp_async_commit_group();
         };
         if constexpr (Tiling::copies_early && !waits_late) copy_next();
-        // A warp that has no rows, or whose rows see nothing of this tile, only copies.
-        if (idle || (masked && index * Tiling::keys >= warp_end)) {
-            if constexpr (waits_late) wait();
-            if constexpr (!Tiling::copies_early || waits_late) copy_next();
+        // A warp that has no rows, or whose rows see nothing of this tile, only copies. All warps wait at one place.
+        const bool copies_only = idle || (masked && index * Tiling::keys >= warp_end);
+        if (!waits_late && copies_only) {
+            if constexpr (!Tiling::copies_early) copy_next();
             return;
         }
         tile::Accumulator s[Tiling::slices][Tiling::keys / tile::mma_columns];
-        // The copies overlap the last of these MMAs. Woven ones stand before them at 64 columns and behind them at 128.
-        // There a branch that is never taken keeps ptxas from loading so much ahead of it that the loop spills.
-        if constexpr (Tiling::weaves && Tiling::dim == 64) {
-            multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current, weave_next);
-            ptx::cp_async_commit_group();
-        } else if constexpr (Tiling::weaves) {
-            multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current, [&] {
-                if (options.keys < 0) ptx::bar_sync();
-            });
-            copy_next();
-        } else {
-            multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current);
-            if constexpr (!Tiling::copies_early) copy_next();
+        if (!(waits_late && copies_only)) {
+            // The copies overlap the last of these MMAs. Woven ones stand before them at 64 columns and behind them at
+            // 128. There a branch that is never taken keeps ptxas from loading so much ahead of it that the loop
+            // spills.
+            if constexpr (Tiling::weaves && Tiling::dim == 64) {
+                multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current, weave_next);
+                ptx::cp_async_commit_group();
+            } else if constexpr (Tiling::weaves) {
+                multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current, [&] {
+                    if (options.keys < 0) ptx::bar_sync();
+                });
+                copy_next();
+            } else {
+                multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current);
+                if constexpr (!Tiling::copies_early) copy_next();
+            }
+            if constexpr (masked)
+                mask_scores<tile::NaturalKeys, true>(s, problem, warp_row, index * Tiling::keys, options.scale);
+            softmax.take(s, factor);
         }
-        if constexpr (masked)
-            mask_scores<tile::NaturalKeys, true>(s, problem, warp_row, index * Tiling::keys, options.scale);
-        softmax.take(s, factor);
-        if constexpr (waits_late) wait(), copy_next();
+        if constexpr (waits_late) {
+            wait(), copy_next();
+            if (copies_only) return;
+        }
         accumulate_values<Element, Tiling::dim_v, ValueTile, masked && Softmax::lowered>(softmax, s, v + current);
     };
 

@@ -758,9 +758,8 @@ __device__ inline void end_few_rows(Warp (&of_run)[few_warps], const GemmOptions
 }
 
 // C of few rows and 32 columns. For up to 8 rows a warp has one fragment of rows, for up to 16 rows two, else enough
-// for all rows, so that B is read once. many: there is code for the last case alone, with an epilogue of floats without
-// an activation or with a gate.
-template <class FormatA, class FormatB, bool many = false, class RowsA, class RowsB>
+// for all rows, so that B is read once.
+template <class FormatA, class FormatB, class RowsA, class RowsB>
 __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const GemmOptions &options) {
     auto &shared = ::shared<FewShared<FormatA, FormatB>>();
     constexpr int most = few_rows<FormatA>;
@@ -768,28 +767,20 @@ __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const Ge
     const int rows = place.end_row - place.first_row, warp = threadIdx.x / 32;
     if (!place.there) {
         ptx::griddepcontrol_wait();
-        if (!many && place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
+        if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
         return;
     }
     // The sums over this warp's run of the depth.
     FewElements<1> elements;
-    if constexpr (many) multiply_few_rows<FormatA, FormatB, most / 8>(shared, a, b, options, place, elements);
-    else if (rows <= 8) multiply_few_rows<FormatA, FormatB, 1>(shared, a, b, options, place, elements);
+    if (rows <= 8) multiply_few_rows<FormatA, FormatB, 1>(shared, a, b, options, place, elements);
     else if (rows <= 16) multiply_few_rows<FormatA, FormatB, 2>(shared, a, b, options, place, elements);
     else multiply_few_rows<FormatA, FormatB, most / 8>(shared, a, b, options, place, elements);
     ptx::griddepcontrol_launch_dependents();   // earlier, its blocks would hold back this one's loads
     using Runs = typename FewExpanded<FormatA, FormatB>::Runs;
-    if constexpr (many) {
-        FewElements<most / 8> of_many;
-        of_many.load(options, place, min(rows, most), warp);
-        ptx::bar_sync();   // all threads see the sums of all runs
-        end_few_rows<Runs>(shared.warp, options, place, of_many, min(rows, most), warp);
-    } else {
-        if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
-        if (rows > 8) elements.load(options, place, min(rows, most), warp);
-        ptx::bar_sync();   // all threads see the sums of all runs
-        end_few_rows<Runs>(shared.warp, options, place, elements, min(rows, most), warp);
-    }
+    if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
+    if (rows > 8) elements.load(options, place, min(rows, most), warp);
+    ptx::bar_sync();   // all threads see the sums of all runs
+    end_few_rows<Runs>(shared.warp, options, place, elements, min(rows, most), warp);
 }
 
 }   // namespace op

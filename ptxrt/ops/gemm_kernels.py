@@ -15,8 +15,6 @@ from .endings import ENDINGS, ending_layout
 
 # Activations, indexed by the kernels' scalar `activation`.
 ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu", "swiglu")
-# Those of kernels with a short epilogue.
-PLAIN = (None, "swiglu")
 # Compiled tiles: columns -> rows.
 TILE_ROWS = {64: 64, 128: 128, 256: 128}
 # (format of A, format of B) with at least one block format.
@@ -187,9 +185,6 @@ def _flops(block: int):
     return flops
 
 
-# From so many rows and columns of all matrices on, products of few rows in bf16 have wide blocks.
-WIDE_ROWS, WIDE_COLS = 33, 4096
-
 # Products of more columns do not norm rows of A, because each of their many blocks would do it.
 NORMED_COLS = 8192
 
@@ -304,9 +299,6 @@ values, the global scale of NVFP4.
 FEW_TEXT = """For few rows: the depth is cut into eight runs of whole units of 32 values if B has 16 bits, else of 128.
 Each run is summed separately; the sums are added in pairs. A row's bits depend on the depth and the formats alone.
 """
-WIDE_TEXT = """With the bits of the kernel for few rows, but made for 33 to 64 of them: a block has more columns, so
-that rows of A are read less often. There is no other activation than swiglu, and C is not quantized.
-"""
 NORM_TEXT = """a_norm: rows of A are first divided by the root of their mean square plus a_eps, multiplied by a_norm and
 rounded, with the bits of `norm_rows`: at most 8 rows, as long as 256 lanes of 32 values, a power of two for each row,
 hold them all. halves: the 16-bit halves of a value of A: 1; 2 if the rows to norm are float32.
@@ -352,10 +344,6 @@ def _ends(
 
 def _in_16_bits(a: In[bf16 | f16, "batch tokens depth", strided], b: In[bf16 | f16, "groups cols depth", strided]):
     """16-bit operands."""
-
-
-def _in_bf16(a: In[bf16, "batch tokens depth", strided], b: In[bf16, "groups cols depth", strided]):
-    """Operands in bf16."""
 
 
 def _normed_in_16_bits(
@@ -431,19 +419,8 @@ def _signature(*functions) -> inspect.Signature:
     return inspect.Signature([p for p in parameters if p.kind is not p.KEYWORD_ONLY] + ends)
 
 
-def _plain_ends():
-    """The same for kernels of floats without an activation or with a gate."""
-
-
-_allowed = dict(activation=Scalar[(i32, *map(ACTIVATIONS.index, PLAIN))], ending=Scalar[i32, 0])
-_plain_ends.__signature__ = inspect.Signature(
-    [p.replace(annotation=_allowed.get(p.name, p.annotation)) for p in inspect.signature(_ends).parameters.values()]
-)
-
-
-def _declare(name: str, operands, read, text: str, ends=_ends, **options):
-    """Declare a kernel. read: returns its operands in float64 from the arguments by name. ends: has the signature of
-    the arguments after the operands."""
+def _declare(name: str, operands, read, text: str, **options):
+    """Declare a kernel. read: returns its operands in float64 from the arguments by name."""
 
     def body(**options):
         outputs = {x: options.pop(x) for x in ("out_f32", "out_f16", "out_bf16", "codes", "scales")}
@@ -522,7 +499,7 @@ gemm_bf16 = _declare(
 def _normed_a(options) -> np.ndarray:
     """Return A of a kernel that may norm it, in float64."""
     a, weight = options.pop("a"), options.pop("a_norm", None)
-    values = (a if options.pop("halves") == 1 else a.view(np.float32)).astype(np.float64)
+    values = (a if options.pop("halves", 1) == 1 else a.view(np.float32)).astype(np.float64)
     if weight is None:
         return values
     means = np.square(values).mean(-1, keepdims=True)
@@ -555,27 +532,6 @@ gemm_few_bf16 = _declare(
         # up to eight rows: a gate and a bias, a residual
         _few_case(5, 136, 96, width=68, out_bf16=True, bias_f32=True, activation=5, alpha=0.125),
         _few_case(7, 70, 96, 2, out_f32=True, residual_f16=True, alpha=0.5),
-    ],
-    draw=dict(a=_values, b=_values),
-)
-
-
-gemm_wide_bf16 = _declare(
-    "gemm_wide_bf16",
-    _in_bf16,
-    lambda options: [options.pop(x).astype(np.float64) for x in "ab"],
-    TEXT.format(a="bf16", b="the same", alpha="") + FEW_TEXT + WIDE_TEXT + LAST,
-    ends=_plain_ends,
-    block=1,
-    derived=_few_axes("bf16"),
-    cases=[
-        case(64, 136, 5216, out_f32=True),
-        case(33, 72, 32, 2, out_bf16=True, bias_f32=True, residual_bf16=True),
-        case(50, 200, 576, 2, out_f16=True, bias_f16=True, residual_f32=True, alpha=0.5),
-        case(40, 136, 96, width=68, out_bf16=True, bias_f32=True, activation=5, alpha=0.125),
-        case(64, 64, 96, width=32, out_f32=True, activation=5, limit=2.0, offset=1.0),
-        case(75, 136, 64, groups=4, starts=5, group_starts=True, order=True, out_f32=True, alphas=True, alpha_count=4)
-        | dict(tokens=25),
     ],
     draw=dict(a=_values, b=_values),
 )
