@@ -52,13 +52,14 @@ struct Tiling : tile::AttentionShape<dim_, one_slice> {
     static constexpr int dim = dim_, dim_v = dim_v_;
     static constexpr int slices = Shape::slices, warps = Shape::warps, keys = Shape::keys;
     static constexpr bool keeps_q = Shape::keeps_q;
-    static constexpr bool weaves = Shape::weaves && std::is_same_v<Element, __nv_bfloat16>;   // f16 was not measured
+    static constexpr bool is_bf16 = std::is_same_v<Element, __nv_bfloat16>;
+    static constexpr bool weaves = Shape::weaves && is_bf16;   // f16 was not measured
     static constexpr bool copies_early = one_slice;
-    static constexpr bool ends_quickly = Shape::ends_quickly;   // see write_results
-    static constexpr bool walks_rows = true;                    // see store_rows
-    static constexpr bool fills_q = one_slice && keeps_q;       // Q stays in registers, its buffer is one more stage
-    static constexpr bool hurries = fills_q;                    // see Problem
-    static constexpr int stages = fills_q ? 3 : 2;              // one is read while the others fill
+    static constexpr bool ends_quickly = Shape::ends_quickly && (one_slice || is_bf16);   // whole blocks of f16 spill
+    static constexpr bool walks_rows = true;                                              // see store_rows
+    static constexpr bool fills_q = one_slice && keeps_q;   // Q stays in registers, its buffer is one more stage
+    static constexpr bool hurries = fills_q;                // see Problem
+    static constexpr int stages = fills_q ? 3 : 2;          // one is read while the others fill
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
 
