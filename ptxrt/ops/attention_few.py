@@ -23,7 +23,7 @@ NODE_KEYS = 1024
 # Sequences with at most this many queries use this kernel.
 FEW_QUERIES = 16
 # Rows of a block: queries of the heads that share a head of keys. Blocks of eight rows keep half as many sums.
-BLOCK_ROWS = {64: (16,), 128: (8, 16), 256: (8, 16)}
+BLOCK_ROWS = 8, 16
 # The most nodes of one merge.
 MOST_NODES = 4096
 
@@ -216,7 +216,7 @@ _PACKED = dict(query_starts=True, query_ends=True)
 
 @kernel(
     grid="splits*heads_kv group*queries sequences",
-    variants={"dim dim_v rows": tuple((*dims, rows) for dims in FEW_DIMS for rows in BLOCK_ROWS[dims[0]])},
+    variants={"dim dim_v rows": tuple((*dims, rows) for dims in FEW_DIMS for rows in BLOCK_ROWS)},
     filled=True,
     derived=dict(
         splits=lambda axes: axes["splits"],

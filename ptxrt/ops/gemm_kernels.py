@@ -410,10 +410,9 @@ def _normed_half_in_blocks(
 
 def _signature(*functions) -> inspect.Signature:
     """Join the parameters of several functions; keyword parameters come last."""
-    signatures = [inspect.signature(function) for function in functions]
-    parameters = [p for signature in signatures for p in signature.parameters.values()]
+    parameters = [p for function in functions for p in inspect.signature(function).parameters.values()]
     ends = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-    numbers = [p for p in signatures[-1].parameters.values() if p.kind is p.KEYWORD_ONLY]
+    numbers = [p for p in inspect.signature(functions[-1]).parameters.values() if p.kind is p.KEYWORD_ONLY]
     # in the order of the entries' parameters: numbers that all kernels have, then those of operands
     ends = numbers + [p for p in ends if p not in numbers]
     return inspect.Signature([p for p in parameters if p.kind is not p.KEYWORD_ONLY] + ends)
@@ -430,7 +429,7 @@ def _declare(name: str, operands, read, text: str, **options):
 
     body.__name__ = body.__qualname__ = name
     body.__doc__ = text
-    body.__signature__ = _signature(operands, ends)
+    body.__signature__ = _signature(operands, _ends)
     draw = dict(
         group_starts=example_starts, order=example_order, out_global=example_levels, alphas=example_levels
     ) | options.pop("draw")
