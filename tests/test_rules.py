@@ -85,7 +85,7 @@ MODULES = {
         "launch",
         "ops",
         "prepared",
-        *("declaration", "selection", "stream", "units"),
+        *("declaration", "graphs", "selection", "stream", "units"),
     },
     "npy": {"errors", "files", "formats"},
     "disassembly": {"errors"},

@@ -393,7 +393,7 @@ __device__ __forceinline__ void store_rows(const Softmax &softmax,
                                            const float (&factor)[Tiling::slices][2]) {
     using Tile = typename Tiling::template OutputTile<Element>;
     __syncwarp();   // all lanes have read what the staging rows held
-    if constexpr (Tiling::ends_quickly && ptx::has_stmatrix) {
+    if constexpr (Tiling::ends_quickly && tile::stores_quickly) {
         const uint32_t address = tile::address_a(staging) + staged_row * uint32_t(sizeof(Tile) / Tile::rows);
 #pragma unroll
         for (int slice = 0; slice < Tiling::slices; ++slice)

@@ -7,6 +7,9 @@
 
 namespace tile {
 
+// Whether store_rounded() takes few instructions: with stmatrix.
+constexpr bool stores_quickly = ptx::has_stmatrix;
+
 // Stores two neighboring accumulators, rounded to 16 bits: 16 rows of a tile from `first_row` on, two chunks from
 // `first_chunk` on. address: this lane's, as of address_a. Rows are a multiple of 8, chunks are even.
 template <class Tile, class Element>
