@@ -90,7 +90,7 @@ BUGS = [
         "positions_go_on_in_the_next_text",
         EMBEDDINGS,
         "minilm.py",
-        " - np.repeat(starts[:-1], np.diff(starts))",
+        " - np.repeat(starts[:-1], lengths)",
         "",
     ),
     Bug(
