@@ -221,7 +221,7 @@ def h200_table(record: dict) -> str:
             rows,
         )
         + """
-The model is too fast everywhere, by 12 to 43 %. The following effects are missing in the model and may explain the
+The model is too fast everywhere, by 12 to 40 %. The following effects are missing in the model and may explain the
 error; none was measured separately:
 
 - The clock. The model assumes 1.83 GHz; a card that multiplies without pause lowers its clock. `mma_rate_bf16` reaches
