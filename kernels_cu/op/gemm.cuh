@@ -870,8 +870,8 @@ struct CoreOf<FormatA, FormatB, tile, true> {
     using Core = StraightCore<FormatA, FormatB, tile>;
 };
 template <class FormatA, class FormatB, int tile>
-using Core = typename CoreOf<FormatA, FormatB, tile,
-                             has_mma<FormatA, FormatB> && (FormatA::bits == 16 || ptx::has_block_scaled_mma)>::Core;
+using Core =
+    typename CoreOf<FormatA, FormatB, tile, has_mma<FormatA, FormatB> && tile::needs_no_expansion<FormatA>>::Core;
 
 // C of one block's tiles.
 template <class Core, class A, class B>

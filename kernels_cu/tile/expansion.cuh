@@ -4,9 +4,14 @@
 
 #include <cstdint>
 
+#include "../ptx/target.cuh"
 #include "expanded.cuh"
 
 namespace tile {
+
+// Whether MMAs take operands of a format as they are. Others are expanded first.
+template <class Format>
+constexpr bool needs_no_expansion = Format::bits == 16 || ptx::has_block_scaled_mma;
 
 // Eight e2m1 codes as four bf16x2, in order. Exact: both bytes of a bf16 come from tables of the eight magnitudes.
 __device__ inline void bf16x2_from_e2m1x8(uint32_t codes, uint32_t (&values)[4]) {
