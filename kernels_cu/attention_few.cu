@@ -3,10 +3,10 @@
 #include "op/attention_few.cuh"
 #include "op/early.cuh"
 
-VARIANTS(dim dim_v, 64 64, 128 128, 256 256)
+VARIANTS(dim dim_v rows, 64 64 8, 64 64 16, 128 128 8, 128 128 16, 256 256 8, 256 256 16)
 
 template <class Element>
-using Few = op::FewTiling<Element, VARIANT_dim>;
+using Few = op::FewTiling<Element, VARIANT_dim, VARIANT_rows>;
 
 // clang-format off
 #define INSTANCE(suffix, Element)                                                                                      \

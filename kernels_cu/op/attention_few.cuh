@@ -1,11 +1,12 @@
 // Attention of few queries. Keys and values stay in the format of the cache or operand and are expanded to 16 bits on
 // their way into the MMAs.
 //
-// A block computes 16 rows of one head of K and V. Each of its four warps has chunks of the keys of its own and a ring
-// of units in flight. The block adds four chunks to a node, which it writes. The result of a row depends only on the
-// row and on the keys that it sees: see tree.cuh. Formats and places of keys are chosen at run time, once a batch, so
-// any format of keys combines with any format of values. Units within one page are copied in whole rounds of the warp,
-// others row by row.
+// A block computes 8 or 16 rows of one head of K and V. In the second product the rows of Q are on the side of the MMA
+// that is 8 wide, so that a warp with 8 rows needs few registers. Each of its four warps has chunks of the keys of its
+// own and a ring of units in flight. The block adds four chunks to a node, which it writes. The result
+// of a row depends only on the row and on the keys that it sees: see tree.cuh. Formats and places of keys are chosen at
+// run time, once a batch, so any format of keys combines with any format of values. Units within one page are copied in
+// whole rounds of the warp, others row by row.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 
 #include "../kernel.cuh"
 #include "../ptx/access.cuh"
+#include "../ptx/access_no_value.cuh"
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/named_barrier.cuh"
@@ -83,29 +85,33 @@ __device__ inline int capacity(int table, int page) {
 }
 
 // The node of a block's rows, for finish_rows.
-template <int dim>
+template <int dim, int rows>
 struct FinishedRows {
-    alignas(16) float o[16][dim + 8];   // the padding saves bank conflicts
-    float max[16], sum[16];
+    alignas(16) float o[rows][dim + 8];   // the padding saves bank conflicts
+    float max[rows], sum[rows];
 };
 
 // How a block divides the work. A block has one warp for each quarter of a multiprocessor. With several blocks to a
 // multiprocessor, a quarter computes for one while others wait for data. On GeForce Blackwell the rings of two blocks
 // are just long enough for its bandwidth.
-template <class Element_, int dim_>
+template <class Element_, int dim_, int rows_>
 struct FewTiling {
     using Element = Element_;
     using Units = tile::CachedUnits<Element, dim_>;
-    static constexpr int dim = dim_, rows = 16;
+    static constexpr int dim = dim_, rows = rows_, octets = rows / 8;   // of rows: 1 or 2
     static constexpr int warps = node_chunks, threads = 32 * warps;
     static constexpr int keys = tile::tile_keys, units = keys / tile::cached_rows;   // of a tile
-    static constexpr int exchanged = dim <= 128 ? 32 : 64;   // columns of a node that warps exchange at once
+    static constexpr int exchanged =
+        (dim <= 128 ? 64 : 128) / octets;   // columns of a node that warps exchange at once
     static constexpr int blocks = dim <= 128 ? 2 : 1;
-    using Node = tile::WarpNode<exchanged>;
-    using State = tile::WarpNode<dim>;
-    using Finished = FinishedRows<dim>;
-    static constexpr int spilled = dim <= 128 ? 96 : 800;   // bytes; the O of large heads leaves few registers
-    static constexpr bool keeps_q = dim <= 64;              // in registers; else in shared memory
+    using Node = tile::WarpNode<exchanged, octets>;
+    using State = tile::WarpNode<dim, octets>;
+    using Finished = FinishedRows<dim, rows>;
+    static constexpr bool keeps_q = dim <= 64;   // in registers; else in shared memory
+    // Whether the scores of a tile are in registers; else where a node is. A local variable of a thread would wait for
+    // all copies.
+    static constexpr bool keeps_scores = dim <= 128 || octets == 1;
+    static constexpr int spilled = dim > 128 && octets > 1 ? 1472 : 0;   // bytes; O takes most registers
 
     // Shared memory of a warp: first room for an expanded unit of columns or for a node, then the ring.
     static constexpr int unit_bytes = sizeof(typename Units::Columns);
@@ -214,82 +220,113 @@ struct UnitCursor {
 
 // s[j] = s[j + by]. Rolled loops over batches then use the same registers, the first or the last ones, in every
 // iteration.
-template <int by, int count, class Fragment>
-__device__ inline void move_up(Fragment (&s)[count]) {
+template <int by, int count, class Value>
+__device__ inline void move_up(Value (&s)[count][2]) {
 #pragma unroll
     for (int j = 0; j + by < count; ++j)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) s[j][i] = s[j + by][i];
+        for (int i = 0; i < 2; ++i) s[j][i] = s[j + by][i];
 }
 
-// s[j] = s[(j + 1) % count].
-template <int count, class Fragment>
-__device__ inline void rotate(Fragment (&s)[count]) {
+// s[j] = s[(j + by) % count].
+template <int by, int count, class Value, int width>
+__device__ inline void rotate(Value (&s)[count][width]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const auto first = s[0][i];
+    for (int i = 0; i < width; ++i) {
+        Value first[by];
 #pragma unroll
-        for (int j = 0; j + 1 < count; ++j) s[j][i] = s[j + 1][i];
-        s[count - 1][i] = first;
+        for (int j = 0; j < by; ++j) first[j] = s[j][i];
+#pragma unroll
+        for (int j = 0; j < count; ++j)
+            s[j][i] = j + by < count ? s[(j + by) % count][i] : first[(j + by) % count % by];
     }
 }
 
-// Hides the keys of the tile that starts at `first_key` from the rows g + 8 half if their query does not see them.
-template <int half, int tiles>
-__device__ inline void hide_keys(tile::Accumulator (&s)[1][tiles], const Problem &problem, int query, int first_key) {
+// Scores or weights of a lane's rows g + 8 i of octets i: those of keys 8 j + 2 t and 8 j + 2 t + 1 of a tile, for lane
+// = 4 g + t.
+template <int octets, int tiles>
+using FewScores = float[octets][tiles][2];
+
+// Hides the keys of the tile that starts at `first_key` from the lane's row if its query does not see them.
+template <int tiles>
+__device__ inline void hide_keys(float (&s)[tiles][2], const Problem &problem, int query, int first_key) {
     using Keys = tile::NaturalKeys;
     const int lane_key = first_key + Keys::key(0, tile::accumulator_column(0));
     const int begin = problem.first_visible(query) - lane_key, end = problem.end_visible(query) - lane_key;
 #pragma unroll
     for (int j = 0; j < tiles; ++j)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            float &score = s[0][j][2 * half + i];
-            score = Keys::key(j, i) < end ? score : -INFINITY;
-        }
+        for (int i = 0; i < 2; ++i) s[j][i] = Keys::key(j, i) < end ? s[j][i] : -INFINITY;
     if (problem.options.left >= problem.keys) return;   // no window
 #pragma unroll
     for (int j = 0; j < tiles; ++j)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            float &score = s[0][j][2 * half + i];
-            score = Keys::key(j, i) >= begin ? score : -INFINITY;
-        }
+        for (int i = 0; i < 2; ++i) s[j][i] = Keys::key(j, i) >= begin ? s[j][i] : -INFINITY;
 }
 
-// What softmax.take(s, factor) does, for the rows g + 8 half alone.
-template <int half, class Softmax, int tiles>
-__device__ __forceinline__ void take_half(Softmax &softmax, tile::Accumulator (&s)[1][tiles], float factor) {
-    float &max = softmax.row_max[0][half], &sum = softmax.row_sum[0][half];
-    float most = fmaxf(s[0][0][2 * half], s[0][0][2 * half + 1]);
+// Values of a lane's row g for lanes with the columns of O^T: those of rows 2 t and 2 t + 1.
+struct OfColumns {
+    float row[2];
+
+    __device__ explicit OfColumns(float of_row) {
 #pragma unroll
-    for (int j = 1; j < tiles; ++j) most = fmaxf(most, fmaxf(s[0][j][2 * half], s[0][j][2 * half + 1]));
-    most *= factor;
-    if (ptx::vote_sync_any(most > max + softmax.headroom)) {
-        most = tile::reduce_row(most, [](float a, float b) { return fmaxf(a, b); });
-        most = most > max + softmax.headroom ? Softmax::whole(most) : max;
-        const float under_new = Softmax::rescale(max, most);
-        max = most;
-        sum *= under_new;
-#pragma unroll
-        for (auto &values : softmax.o[0]) values[2 * half] *= under_new, values[2 * half + 1] *= under_new;
+        for (int i = 0; i < 2; ++i)
+            row[i] = __uint_as_float(ptx::shfl_sync_idx_b32(__float_as_uint(of_row), 4 * tile::accumulator_column(i)));
     }
-    const Exponents exponents(max);
-#pragma unroll
-    for (auto &scores : s[0])
-#pragma unroll
-        for (int i = 2 * half; i < 2 * half + 2; ++i) {
-            scores[i] = exponents.weight(scores[i], factor);
-            sum += scores[i];
-        }
-}
+};
 
-// Writes the outputs of rows first_row .. end_row - 1 of a problem with one node. Eight threads have a row. dim_v is a
-// multiple of merge_columns.
+// The running softmax of OnlineSoftmax for 8 rows of a warp, with O transposed: o[j] has 16 columns of the output
+// as rows of the accumulator, and the rows of Q as its columns. row_max and row_sum belong to row g.
 template <int dim>
-__device__ inline void finish_rows(const FewProblem &problem, const FinishedRows<dim> &rows, int first_row, int end_row,
-                                   const FewEnding &ending) {
-    constexpr int row_threads = 8;
+struct FewSoftmax {
+    using Rows = OnlineSoftmax<1, dim>;
+    tile::Accumulator o[dim / 16];
+    float row_max, row_sum;   // as those of OnlineSoftmax
+
+    __device__ void start() {
+#pragma unroll
+        for (auto &accumulator : o)
+#pragma unroll
+            for (float &element : accumulator) element = 0.0f;
+        row_max = no_maximum, row_sum = 0.0f;
+    }
+
+    // What OnlineSoftmax::take does.
+    template <int tiles>
+    __device__ __forceinline__ void take(float (&s)[tiles][2], float factor) {
+        float most = fmaxf(s[0][0], s[0][1]);
+#pragma unroll
+        for (int j = 1; j < tiles; ++j) most = fmaxf(most, fmaxf(s[j][0], s[j][1]));
+        most *= factor;
+        if (ptx::vote_sync_any(most > row_max)) {
+            most = tile::reduce_row(most, [](float a, float b) { return fmaxf(a, b); });
+            most = most > row_max ? Rows::whole(most) : row_max;
+            const float under_new = Rows::rescale(row_max, most);
+            row_max = most;
+            row_sum *= under_new;
+            const OfColumns factors(under_new);
+#pragma unroll
+            for (auto &values : o)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) values[i] *= factors.row[i % 2];
+        }
+        const Exponents exponents(row_max);
+#pragma unroll
+        for (auto &scores : s)
+#pragma unroll
+            for (float &score : scores) {
+                score = exponents.weight(score, factor);
+                row_sum += score;
+            }
+    }
+};
+
+// Writes the outputs of rows first_row .. end_row - 1 of a problem with one node. Equal numbers of threads have a row.
+// dim_v is a multiple of merge_columns.
+template <int dim, int most>
+__device__ inline void finish_rows(const FewProblem &problem, const FinishedRows<dim, most> &rows, int first_row,
+                                   int end_row, const FewEnding &ending) {
+    constexpr int row_threads = 32 * node_chunks / most;
     const AttentionOptions &options = problem.options;
     const int in_block = threadIdx.x / row_threads, row = first_row + in_block;
     if (row >= end_row) return;
@@ -330,7 +367,7 @@ __device__ inline void finish_rows(const FewProblem &problem, const FinishedRows
     }
 }
 
-// Attention of the 16 rows of a block for one split of the nodes. Nodes are undivided sums and go to partial, row_max
+// Attention of the rows of a block for one split of the nodes. Nodes are undivided sums and go to partial, row_max
 // and row_sum of the options, as splits do. A single node becomes the outputs of `ending`.
 template <class Tiling, class Element>
 __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, const Element *q,
@@ -338,7 +375,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                                               const AttentionOptions &options, const FewEnding &ending) {
     using Units = typename Tiling::Units;
     using Columns = typename Units::Columns;
-    constexpr int dim = Tiling::dim, units = Tiling::units, columns = dim / tile::mma_columns;
+    constexpr int dim = Tiling::dim, units = Tiling::units, octets = Tiling::octets,
+                  accumulators = dim / tile::mma_rows;
     // The rows of this block.
     const FewProblem problem(options, uint3(blockIdx));
     const int first_row = problem.row_block * Tiling::rows;
@@ -369,6 +407,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                table.first % 2 == 0;
     };
     const bool k_packed = is_packed(cached.k, k_rows), v_packed = is_packed(cached.v, v_rows);
+
+    const bool both = octets > 1 && end_row - first_row > 8;   // octets that have rows
 
     // The ring, and the cursor of the copies.
     char *const arena = shared.arena[warp].bytes;
@@ -484,16 +524,24 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     };
     // Q, in registers or in shared memory.
     tile::FragmentA all_q[dim / 16];
-    tile::load_queries<Element, dim>(all_q, options.dim, [&](int row) {
+    tile::load_queries<Element, dim, octets>(all_q, options.dim, [&](int row) {
         return first_row + row < end_row ? q + problem.at(q_strides, first_row + row) : nullptr;
     });
+    // For keys in CachedMxfp8Half, rows 8 .. 15 of A are Q in f16. Each format ignores the sums of the other rows.
+    constexpr bool has_halves = tile::is_bf16<Element> && dim == 128 && octets == 1;
+    bool halves = has_halves && cached.k.format == RowFormat::mxfp8;
     if constexpr (!Tiling::keeps_q) {
 #pragma unroll
         for (int step = 0; step < dim / 16; ++step)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) tile::of_lane(shared.q[step])[i] = all_q[step][i];   // equal in all warps
-        ptx::bar_sync();                                                                     // all threads see Q
+            for (int i = 0; i < 4; ++i) {
+                uint32_t pairs = all_q[step][i];
+                if (has_halves && i % 2 == 1) pairs = tile::lifted_half(all_q[step][i - 1], halves);
+                tile::of_lane(shared.q[step])[i] = pairs;   // equal in all warps
+            }
+        ptx::bar_sync();   // all threads see Q
     }
+    halves = !ptx::vote_sync_any(!halves);
     const auto query = [&](int step) -> const tile::FragmentA & {
         if constexpr (Tiling::keeps_q) return all_q[step];
         else return tile::of_lane(shared.q[step]);
@@ -504,9 +552,11 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                         (cached.k_global ? cached.k_global[cached.levels == 1 ? 0 : problem.head] : 1.0f);
     const float factor = score_factor(problem, scale), value_lift = tile::lift_of(cached.v.format);
     const bool natural_columns = cached.v.format == RowFormat::plain || cached.v.has_columns();
-    const int lane_queries[2] = {problem.query_of(first_row + tile::accumulator_row(0)),
-                                 problem.query_of(first_row + tile::accumulator_row(2))};
-    const uint32_t of_columns = tile::address_b(*reinterpret_cast<Columns *>(arena)) - arena_address;
+    int lane_queries[octets];
+#pragma unroll
+    for (int octet = 0; octet < octets; ++octet)
+        lane_queries[octet] = problem.query_of(first_row + tile::accumulator_row(2 * octet));
+    const uint32_t of_columns = tile::address_a(*reinterpret_cast<Columns *>(arena)) - arena_address;
     int read = ring.begin;    // offset of the slot that is read next
     int empty = ring.slots;   // slots to fill: at first all, then the one that was read last
 
@@ -532,20 +582,25 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     UnitCursor<units> here = coming;
 #pragma unroll 1
     for (int node = first_node; node < end_node; node += node_step) {
-        OnlineSoftmax<1, dim> softmax;
-        softmax.start();
-        // Stores columns of O from column tile `first` on, and maxima and sums.
+        FewSoftmax<dim> softmax[octets];
+#pragma unroll
+        for (auto &of_octet : softmax) of_octet.start();
+        // Stores columns of O from accumulator `first` on, and maxima and sums.
         const auto send = [&](auto &to, int first) {
 #pragma unroll
-            for (int j = 0; j < std::remove_reference_t<decltype(to)>::tiles; ++j) {
-                const tile::Accumulator &o = softmax.o[0][first + j];
-                to.accumulator(j) = {o[0], o[1], o[2], o[3]};
-            }
+            for (int octet = 0; octet < octets; ++octet) {
+                if (octet > 0 && !both) continue;
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                to.row_max(half) = softmax.row_max[0][half];
-                to.row_sum(half) = softmax.row_sum[0][half];
+                for (int j = 0; j < std::remove_reference_t<decltype(to)>::tiles; ++j) {
+                    const tile::Accumulator &o = softmax[octet].o[first + j];
+                    to.accumulator(octet, j) = {o[0], o[1], o[2], o[3]};
+                }
+                to.row_max(octet) = softmax[octet].row_max, to.row_sum(octet) = softmax[octet].row_sum;
             }
+        };
+        const auto scores_at = [&](int j) -> float4 & {
+            return reinterpret_cast<typename Tiling::Node *>(arena)->accumulator(j / Tiling::Node::tiles,
+                                                                                 j % Tiling::Node::tiles);
         };
         // The state of the softmax after a tile of a shared chunk, which the warp of the next tile continues. Each pair
         // of neighbors has a barrier of its own, so that no other warp waits.
@@ -555,15 +610,15 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             ptx::bar_sync(1 + tile, 2 * 32);   // this warp sees that state
             typename Tiling::State &from = state_of(tile);
 #pragma unroll
-            for (int j = 0; j < columns; ++j) {
-                const float4 four = from.accumulator(j);
-                tile::Accumulator &o = softmax.o[0][j];
-                o[0] = four.x, o[1] = four.y, o[2] = four.z, o[3] = four.w;
-            }
+            for (int octet = 0; octet < octets; ++octet) {
+                if (octet > 0 && !both) continue;
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                softmax.row_max[0][half] = from.row_max(half);
-                softmax.row_sum[0][half] = from.row_sum(half);
+                for (int j = 0; j < accumulators; ++j) {
+                    const float4 four = from.accumulator(octet, j);
+                    tile::Accumulator &o = softmax[octet].o[j];
+                    o[0] = four.x, o[1] = four.y, o[2] = four.z, o[3] = four.w;
+                }
+                softmax[octet].row_max = from.row_max(octet), softmax[octet].row_sum = from.row_sum(octet);
             }
         };
 #pragma unroll 1
@@ -576,93 +631,181 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             const bool isolates = !common && (first_query != last_query || cached.v.has_columns());
             // A batch of keys at a time gives the scores of the tile, which become weights, and then a batch of values
             // at a time joins the sums. Both wait for their slot in the same place, since its code is long.
-            tile::Accumulator s[1][2 * units];
-            tile::FragmentA p[units];
+            FewScores<octets, 2 * units> s;
+            tile::FragmentB p[octets][units];   // P^T
+            constexpr int mx_batch = Tiling::template batch<tile::CachedMxfp4>,
+                          half_batch = has_halves ? Tiling::template batch<tile::CachedMxfp8> : 0;
             int batch;
 #pragma unroll 1
             for (int step = 0; step < 2 * units; step += batch) {
                 char *const slot = next_slot();
                 batch = step < units ? ring.k_batch : ring.v_batch;
                 if (step < units) {
-                    tile::with_format<Element>(cached.k.format, [&](auto of) {
+                    // Weights are of the tile before, and below, scores are weights.
+#pragma unroll
+                    for (auto &of_octet : p)
+#pragma unroll
+                        for (auto &pairs : of_octet) ptx::forget(pairs[0]), ptx::forget(pairs[1]);
+                    Units::template with_format_of<mx_batch, half_batch>(cached.k.format, slot, halves, [&](auto of) {
                         constexpr int groups = 2 * Tiling::template batch<decltype(of)>;
                         constexpr int at_once = dim > 128 ? 1 : groups;
-                        move_up<groups>(s[0]);
+                        if constexpr (Tiling::keeps_scores) {
+#pragma unroll
+                            for (auto &of_octet : s) move_up<groups>(of_octet);
+                        }
 #pragma unroll
                         for (int group = 0; group < groups; group += at_once) {
                             tile::Accumulator sums[at_once] = {};
                             Units::multiply_keys(sums, slot, group, k_packed, query, of);
 #pragma unroll
-                            for (int j = 0; j < at_once; ++j) tile::copy(s[0][2 * units - groups + group + j], sums[j]);
+                            for (int j = 0; j < at_once; ++j) {
+                                if constexpr (Tiling::keeps_scores) {
+#pragma unroll
+                                    for (int i = 0; i < 2 * octets; ++i)
+                                        s[i / 2][2 * units - groups + group + j][i % 2] =
+                                            tile::is_half<decltype(of)> ? sums[j][i + 2] * 0x1p-16f : sums[j][i];
+                                } else {
+                                    scores_at(2 * step + group + j) = {sums[j][0], sums[j][1], sums[j][2], sums[j][3]};
+                                }
+                            }
                         }
                     });
                     if (step + batch < units) continue;
                     if (shares && here.tile > first_tile) continue_after(here.tile - 1);
-                    if (problem.transforms_scores())
+                    if (problem.transforms_scores()) {
+                        tile::Accumulator some[1][2 * units] = {};
+#pragma unroll
+                        for (int j = 0; j < 2 * units; ++j) {
+                            if constexpr (Tiling::keeps_scores) {
+#pragma unroll
+                                for (int i = 0; i < 2 * octets; ++i) some[0][j][i] = s[i / 2][j][i % 2];
+                            } else {
+                                const float4 four = scores_at(j);
+                                some[0][j][0] = four.x, some[0][j][1] = four.y;
+                                some[0][j][2] = four.z, some[0][j][3] = four.w;
+                            }
+                        }
                         transform_scores<tile::NaturalKeys, true>(
-                            s, problem,
+                            some, problem,
                             [&](int, int half) {
-                                return min(first_row + tile::accumulator_row(2 * half), problem.rows - 1);
+                                return min(first_row + tile::accumulator_row(octets > 1 ? 2 * half : 0),
+                                           problem.rows - 1);
                             },
                             tile_key, scale);
-                    static_for<2>([&](auto half) {
-                        if (half == 1 && end_row - first_row <= 8) return;   // without such rows
-                        if (!common) hide_keys<half>(s, problem, lane_queries[half], tile_key);
-                        take_half<half>(softmax, s, factor);
-                    });
 #pragma unroll
-                    for (int i = 0; i < units; ++i)
-                        tile::accumulators_to_a(p[i], s[0][2 * i], s[0][2 * i + 1], Element{});
+                        for (int j = 0; j < 2 * units; ++j) {
+                            if constexpr (Tiling::keeps_scores) {
+#pragma unroll
+                                for (int i = 0; i < 2 * octets; ++i) s[i / 2][j][i % 2] = some[0][j][i];
+                            } else {
+                                scores_at(j) = {some[0][j][0], some[0][j][1], some[0][j][2], some[0][j][3]};
+                            }
+                        }
+                    }
+#pragma unroll
+                    for (int octet = 0; octet < octets; ++octet) {
+                        if (octet > 0 && !both) continue;
+                        if constexpr (!Tiling::keeps_scores) {
+#pragma unroll
+                            for (int j = 0; j < 2 * units; ++j) {
+                                const float2 two = reinterpret_cast<const float2 *>(&scores_at(j))[octet];
+                                s[octet][j][0] = two.x, s[octet][j][1] = two.y;
+                            }
+                        }
+                        if (!common) hide_keys(s[octet], problem, lane_queries[octet], tile_key);
+                        softmax[octet].take(s[octet], factor);
+#pragma unroll
+                        for (int i = 0; i < units; ++i)
+#pragma unroll
+                            for (int half = 0; half < 2; ++half)
+                                p[octet][i][half] =
+                                    tile::rounded_pair(s[octet][2 * i + half][1], s[octet][2 * i + half][0], Element{});
+                    }
                     continue;
                 }
-                // o += P V, in one pass for all queries, or in a pass for each query with only its keys.
+#pragma unroll
+                for (auto &of_octet : s)
+#pragma unroll
+                    for (auto &scores : of_octet) ptx::forget(scores[0]), ptx::forget(scores[1]);
+                // O^T += V^T P^T, in one pass for all queries, or in a pass for each query with only its keys.
                 const int part = step - units;
-                const auto add_shown = [&](tile::Accumulator &o, const tile::FragmentA &p, const tile::FragmentB &b,
-                                           int query, int first) {
+                // Adds a fragment of V^T times unit `unit` of P^T to accumulator j, for the first `count` octets.
+                const auto add_to = [&](auto count, int j, const tile::FragmentA &v, int unit) {
+#pragma unroll
+                    for (int octet = 0; octet < count; ++octet)
+                        tile::multiply(softmax[octet].o[j], v, p[octet][unit], Element{});
+                };
+                const auto add_all = [&](int j, const tile::FragmentA &v, int unit) {
+                    add_to(std::integral_constant<int, octets>{}, j, v, unit);
+                };
+                const auto add_shown = [&](int j, const tile::FragmentA &v, int unit, int query,
+                                           const bool (&is_of_query)[octets][2], int first) {
                     const int begin = problem.first_visible(query) - first, end = problem.end_visible(query) - first;
                     const auto seen = tile::pair_masks([&](int key) { return key >= begin && key < end; });
-                    tile::Accumulator sum;
-                    tile::copy(sum, o);
-                    tile::multiply(sum, p, tile::FragmentB{b[0] & seen.pair[0], b[1] & seen.pair[1]}, Element{});
+                    const tile::FragmentA shown{v[0] & seen.pair[0], v[1] & seen.pair[0], v[2] & seen.pair[1],
+                                                v[3] & seen.pair[1]};
 #pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        if (lane_queries[i / 2] == query) o[i] = sum[i];
+                    for (int octet = 0; octet < octets; ++octet) {
+                        tile::Accumulator &o = softmax[octet].o[j], sum;
+                        tile::copy(sum, o);
+                        tile::multiply(sum, shown, p[octet][unit], Element{});
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) o[i] = is_of_query[octet][i % 2] ? sum[i] : o[i];
+                    }
+                };
+                // Calls pass(query, whether the rows of a lane's columns of O^T are of that query) for all queries.
+                const auto for_queries = [&](auto &&pass) {
+#pragma unroll 1
+                    for (int query = first_query; query <= last_query; ++query) {
+                        ptx::bar_warp_sync();   // values expanded before this loop would occupy registers
+                        bool is_of_query[octets][2];
+#pragma unroll
+                        for (int octet = 0; octet < octets; ++octet) {
+                            const OfColumns of_query(lane_queries[octet] == query ? 1.0f : 0.0f);
+#pragma unroll
+                            for (int i = 0; i < 2; ++i) is_of_query[octet][i] = of_query.row[i] != 0.0f;
+                        }
+                        pass(query, is_of_query);
+                    }
                 };
                 if (!cached.v.has_columns()) {
                     // Units of rows: 16 keys, all columns.
-                    tile::with_format<Element>(cached.v.format, [&](auto of) {
-                        constexpr int batch = Tiling::template batch<decltype(of)>;
+                    const auto add_octets = [&](auto count, auto of) __attribute__((always_inline)) {
                         constexpr int bytes = Units::template row_bytes<decltype(of)>();
-                        if (!isolates) {
-                            const int end = ptx::of_this_branch(batch);   // else the first iteration stands apart
+                        const int end = ptx::of_this_branch(Tiling::template batch<decltype(of)>);   // else the first
+                                                                                                     // stands apart
 #pragma unroll 1
-                            for (int i = 0; i < end; ++i) {
-                                Units::for_values(
-                                    slot + i * bytes, v_packed,
-                                    [&](int j, const tile::FragmentB &b) {
-                                        tile::multiply(softmax.o[0][j], p[0], b, Element{});
-                                    },
-                                    of);
-                                rotate(p);
-                            }
-                            return;
+                        for (int i = 0; i < end; ++i) {
+                            Units::for_values(
+                                slot + i * bytes, v_packed,
+                                [&](int j, const tile::FragmentA &v) { add_to(count, j, v, 0); }, of);
+#pragma unroll
+                            for (int octet = 0; octet < count; ++octet) rotate<1>(p[octet]);
                         }
+                    };
+                    const auto add_units = [&](auto of) __attribute__((always_inline)) {
+                        if (both) add_octets(std::integral_constant<int, octets>{}, of);
+                        else add_octets(std::integral_constant<int, 1>{}, of);
+                    };
+                    const auto add_isolated = [&](auto of) {
+                        constexpr int bytes = Units::template row_bytes<decltype(of)>();
 #pragma unroll 1
-                        for (int i = 0; i < batch; ++i) {
-#pragma unroll 1
-                            for (int query = first_query; query <= last_query; ++query) {
-                                ptx::bar_warp_sync();   // values expanded before this loop would occupy registers
+                        for (int i = 0; i < Tiling::template batch<decltype(of)>; ++i) {
+                            for_queries([&](int query, const bool (&is_of_query)[octets][2]) {
                                 Units::for_values(
                                     slot + i * bytes, v_packed,
-                                    [&](int j, const tile::FragmentB &b) {
-                                        add_shown(softmax.o[0][j], p[0], b, query,
+                                    [&](int j, const tile::FragmentA &v) {
+                                        add_shown(j, v, 0, query, is_of_query,
                                                   tile_key + (part + i) * tile::cached_rows);
                                     },
                                     of);
-                            }
-                            move_up<1>(p);
+                            });
+#pragma unroll
+                            for (auto &of_octet : p) move_up<1>(of_octet);
                         }
-                    });
+                    };
+                    if (isolates) tile::with_format<Element>(cached.v.format, add_isolated);
+                    else Units::template with_format_of<mx_batch, 0>(cached.v.format, slot, false, add_units);
                 } else {
                     // Units of columns: a quarter of the columns, all keys of the tile.
                     const int bytes = Units::column_bytes(cached.v.format);
@@ -676,35 +819,27 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                         ptx::bar_warp_sync();   // all lanes see the expanded columns
                         const uint32_t columns_address =
                             static_cast<uint32_t>(__cvta_generic_to_shared(expanded)) + of_columns;
-                        static_for<units>([&](auto quarter) {
-                            if (part + i != quarter) return;
-                            tile::Accumulator *o = softmax.o[0] + quarter * (columns / 4);
-                            const auto add = [&](auto &&add_to) {
+                        const auto add = [&](auto &&add_to) {
 #pragma unroll
-                                for (int step = 0; step < units; ++step) {
+                            for (int step = 0; step < units; ++step) {
 #pragma unroll
-                                    for (int pair = 0; pair < Units::quarter / 16; ++pair) {
-                                        tile::FragmentB b[2];
-                                        tile::load_b<Columns>(b, columns_address, 16 * pair, 2 * step);
-#pragma unroll
-                                        for (int half = 0; half < 2; ++half)
-                                            add_to(o[2 * pair + half], p[step], b[half], step);
-                                    }
+                                for (int j = 0; j < Units::quarter / 16; ++j) {
+                                    tile::FragmentA v;
+                                    tile::load_a<Columns>(v, columns_address, 16 * j, 2 * step);
+                                    add_to(j, v, step);
                                 }
-                            };
-                            if (!isolates) {
-                                add([](tile::Accumulator &o, const tile::FragmentA &p, const tile::FragmentB &b, int) {
-                                    tile::multiply(o, p, b, Element{});
+                            }
+                        };
+                        if (isolates)
+                            for_queries([&](int query, const bool (&is_of_query)[octets][2]) {
+                                add([&](int j, const tile::FragmentA &v, int step) {
+                                    add_shown(j, v, step, query, is_of_query, tile_key + step * tile::cached_rows);
                                 });
-                                return;
-                            }
-#pragma unroll 1
-                            for (int query = first_query; query <= last_query; ++query) {
-                                ptx::bar_warp_sync();
-                                add([&](tile::Accumulator &o, const tile::FragmentA &p, const tile::FragmentB &b,
-                                        int step) { add_shown(o, p, b, query, tile_key + step * tile::cached_rows); });
-                            }
-                        });
+                            });
+                        else add(add_all);
+                        // The quarter's accumulators are the first ones. After four quarters all are in place again.
+#pragma unroll
+                        for (auto &rows : softmax) rotate<accumulators / 4>(rows.o);
                     }
                 }
             }
@@ -714,29 +849,35 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             send(state_of(warp), 0);
             ptx::bar_sync(1 + warp, 2 * 32);   // the next warp sees it
         }
-        softmax.finish();
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-            if (softmax.row_sum[0][half] == 0.0f) softmax.row_max[0][half] = -INFINITY;   // a row without keys
+        for (auto &rows : softmax) {
+            rows.row_sum = tile::reduce_row(rows.row_sum, [](float a, float b) { return a + b; });
+            if (rows.row_sum == 0.0f) rows.row_max = -INFINITY;   // a row without keys
+        }
 
         // The node: chunks 0 + 1 and 2 + 3 of the four warps, then the sum of both.
         const auto node_of = [&](int warp) ->
             typename Tiling::Node & { return *reinterpret_cast<typename Tiling::Node *>(shared.arena[warp].bytes); };
         const auto take = [&](typename Tiling::Node &from, int first) {
-            const NodeSum sums[2] = {{softmax.row_max[0][0], from.row_max(0)},
-                                     {softmax.row_max[0][1], from.row_max(1)}};
 #pragma unroll
-            for (int j = 0; j < Tiling::exchanged / 8; ++j) {
-                const float4 right = from.accumulator(j);
-                tile::Accumulator &o = softmax.o[0][first + j];
-                o[0] = sums[0].add(o[0], right.x), o[1] = sums[0].add(o[1], right.y);
-                o[2] = sums[1].add(o[2], right.z), o[3] = sums[1].add(o[3], right.w);
-            }
-            if (first + Tiling::exchanged / 8 < dim / 8) return;   // later columns need the old maxima
+            for (int octet = 0; octet < octets; ++octet) {
+                if (octet > 0 && !both) continue;
+                FewSoftmax<dim> &rows = softmax[octet];
+                const NodeSum sum(rows.row_max, from.row_max(octet));
+                const OfColumns lefts(sum.left), rights(sum.right);
+                const auto add = [&](float &left, float right, int i) {
+                    left = fmaf(left, lefts.row[i], right * rights.row[i]);   // as sum.add
+                };
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                softmax.row_sum[0][half] = sums[half].add(softmax.row_sum[0][half], from.row_sum(half));
-                softmax.row_max[0][half] = sums[half].max;
+                for (int j = 0; j < Tiling::exchanged / tile::mma_rows; ++j) {
+                    const float4 right = from.accumulator(octet, j);
+                    tile::Accumulator &o = rows.o[first + j];
+                    add(o[0], right.x, 0), add(o[1], right.y, 1), add(o[2], right.z, 0), add(o[3], right.w, 1);
+                }
+                if (first + Tiling::exchanged / tile::mma_rows < accumulators)
+                    continue;   // later columns need the old maxima
+                rows.row_sum = sum.add(rows.row_sum, from.row_sum(octet));
+                rows.row_max = sum.max;
             }
         };
 #pragma unroll
@@ -744,7 +885,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             // Right sides behind the last key add nothing.
             if ((node * node_chunks + level) * (chunk_units / units) >= end_tile) continue;
 #pragma unroll
-            for (int first = 0; first < dim / 8; first += Tiling::exchanged / 8) {
+            for (int first = 0; first < accumulators; first += Tiling::exchanged / tile::mma_rows) {
                 if (warp % (2 * level) == level) send(node_of(warp), first);
                 ptx::bar_sync();   // all threads see the right sides
                 if (warp % (2 * level) == 0) take(node_of(warp + level), first);
@@ -753,41 +894,43 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         }
         // The warp that has the sum of all chunks writes the node, for finish_rows into its ring, which is empty then.
         if (warp != writer) continue;
+        const size_t first_at = size_t(node) * options.batch * options.heads_kv * options.group * options.queries;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int in_block = tile::accumulator_row(2 * half), row = first_row + in_block;
-            if (row >= end_row) continue;
-            const size_t at =
-                size_t(node) * options.batch * options.heads_kv * options.group * options.queries + problem.row_at(row);
-            const float max = softmax.row_max[0][half];
-            if (tile::accumulator_column(0) == 0) {
-                *(finishes ? finished.max + in_block : options.row_max + at) = max;
-                *(finishes ? finished.sum + in_block : options.row_sum + at) = softmax.row_sum[0][half];
+        for (int octet = 0; octet < octets; ++octet) {
+            if (octet > 0 && !both) continue;
+            const FewSoftmax<dim> &rows = softmax[octet];
+            const int of_lane = tile::accumulator_row(2 * octet);
+            if (tile::accumulator_column(0) == 0 && first_row + of_lane < end_row) {
+                const size_t at = first_at + problem.row_at(first_row + of_lane);
+                *(finishes ? finished.max + of_lane : options.row_max + at) = rows.row_max;
+                *(finishes ? finished.sum + of_lane : options.row_sum + at) = rows.row_sum;
             }
-            if (max == -INFINITY) continue;   // merging ignores the node, so its values need not be written
-            // One code stores to both memories.
-            float *const target =
-                ptx::of_this_branch(finishes ? finished.o[in_block] : options.partial + at * options.dim_v);
-            if (natural_columns) {
+            const OfColumns maxima(rows.row_max);
 #pragma unroll
-                for (int j = 0; j < columns; ++j) {
-                    const int column = j * tile::mma_columns + tile::accumulator_column(0);
-                    if (column >= options.dim_v) continue;
-                    const tile::Accumulator &o = softmax.o[0][j];
-                    *reinterpret_cast<float2 *>(target + column) = {o[2 * half] * value_lift,
-                                                                    o[2 * half + 1] * value_lift};
-                }
-            } else {   // a lane has two runs of columns; dim_v of block formats is a multiple of 4
+            for (int i = 0; i < 2; ++i) {
+                const int in_block = 8 * octet + tile::accumulator_column(i), row = first_row + in_block;
+                // Merging ignores nodes without keys, so their values need not be written.
+                if (row >= end_row || maxima.row[i] == -INFINITY) continue;
+                const size_t at = first_at + problem.row_at(row);
+                // One code stores to both memories.
+                float *const target =
+                    ptx::of_this_branch(finishes ? finished.o[in_block] : options.partial + at * options.dim_v);
+                if (natural_columns) {
 #pragma unroll
-                for (int i = 0; i < 2; ++i)
-#pragma unroll
-                    for (int j = 0; j < columns; j += 4) {
-                        const int column = tile::accumulator_column(i) * columns + j, at = 2 * half + i;
-                        if (column >= options.dim_v) continue;
-                        const tile::Accumulator *o = softmax.o[0] + j;
-                        *reinterpret_cast<float4 *>(target + column) = {o[0][at] * value_lift, o[1][at] * value_lift,
-                                                                        o[2][at] * value_lift, o[3][at] * value_lift};
+                    for (int j = 0; j < 2 * accumulators; ++j) {
+                        const int column = j * tile::mma_columns + tile::accumulator_row(0);
+                        if (column < options.dim_v) target[column] = rows.o[j / 2][2 * (j % 2) + i] * value_lift;
                     }
+                } else {   // a lane has a run of columns; dim_v of block formats is a multiple of 4
+#pragma unroll
+                    for (int j = 0; j < accumulators; j += 2) {
+                        const int column = tile::accumulator_row(0) * (2 * accumulators) + 2 * j;
+                        if (column >= options.dim_v) continue;
+                        const tile::Accumulator *o = rows.o + j;
+                        *reinterpret_cast<float4 *>(target + column) = {o[0][i] * value_lift, o[0][2 + i] * value_lift,
+                                                                        o[1][i] * value_lift, o[1][2 + i] * value_lift};
+                    }
+                }
             }
         }
     }

@@ -17,6 +17,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../kernel.cuh"
 #include "../ptx/access.cuh"
@@ -124,12 +125,23 @@ struct CachedNvfp4 {
     }
 };
 
+// The ue8m0 scales of bytes 0 and 1 as bf16x2, exact, with fewer instructions than the stand-in for the conversion: a
+// maximum makes 2^-127 of 0, and infinity, which stands for 255, times 0 is NaN.
+__device__ inline uint32_t bf16x2_from_ue8m0x2(uint32_t bytes) {
+    if constexpr (ptx::has_packed_integers && !ptx::has_narrow_conversions) {
+        const uint32_t powers = ptx::max_s16x2(__byte_perm(bytes, 0, 0x4140) << 7, 0x00400040u);
+        return ptx::fma_rn_bf16x2(powers, 0, powers);
+    } else {
+        return ptx::cvt_rn_bf16x2_ue8m0x2(bytes);
+    }
+}
+
 // e2m1 times ue8m0, in bf16: exact for scales from 2^-117 to 2^119.
 struct CachedMxfp4 {
     static constexpr int bits = 4, block = 32, chunk_values = 32;
     static constexpr uint32_t lift = 0x7e807e80u;   // 2^126
 
-    __device__ static uint32_t scales(uint32_t bytes) { return ptx::cvt_rn_bf16x2_ue8m0x2(bytes); }
+    __device__ static uint32_t scales(uint32_t bytes) { return bf16x2_from_ue8m0x2(bytes); }
     __device__ static void pairs(uint32_t word, uint32_t scale, uint32_t (&pairs)[4]) {
         e2m1_pairs<__nv_bfloat16>(word, pairs, lift, scale);
     }
@@ -138,15 +150,31 @@ struct CachedMxfp4 {
     }
 };
 
+// The same for scales up to 2: scale and lift are one factor.
+struct CachedMxfp4Small : CachedMxfp4 {
+    __device__ static uint32_t scales(uint32_t bytes) {   // 2^(byte - 1)
+        return (__byte_perm(bytes, 0, 0x4140) << 7) + 0x3f003f00u;
+    }
+    __device__ static void pairs(uint32_t word, uint32_t scale, uint32_t (&pairs)[4]) {
+        e2m1_pairs<__nv_bfloat16>(word, pairs, scale);
+    }
+    // Whether no byte of a word of scales is above that of 2.
+    __device__ static bool holds(uint32_t bytes) {
+        return (((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) & bytes & 0x80808080u) == 0;
+    }
+};
+
 // e4m3 times ue8m0, in bf16, likewise.
 struct CachedMxfp8 {
     static constexpr int bits = 8, block = 32, chunk_values = 16;
 
-    __device__ static uint32_t scales(uint32_t bytes) { return ptx::cvt_rn_bf16x2_ue8m0x2(bytes); }
+    __device__ static uint32_t scales(uint32_t bytes) { return bf16x2_from_ue8m0x2(bytes); }
     __device__ static void pairs(uint32_t word, uint32_t scale, uint32_t (&pairs)[2]) {
+        uint32_t halves[2];
+        ptx::cvt_rn_f16x2_e4m3x4(halves, word);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const float2 values = unpack_pair(ptx::cvt_rn_f16x2_e4m3x2(word >> (16 * i) & 0xffffu), __half{});
+            const float2 values = unpack_pair(halves[i], __half{});
             pairs[i] = ptx::mul_bf16x2(ptx::cvt_rn_bf16x2_f32(values.y, values.x), scale);
         }
     }
@@ -157,6 +185,30 @@ struct CachedMxfp8 {
         return {first[0], first[1], second[0], second[1]};
     }
 };
+
+// The same in f16, times 2^8, for MMAs with f16 queries: exact for scales from 2^-13 to 2^-1, by which all values but 0
+// become normal numbers. From e4m3 to f16 takes one instruction where bf16 takes four.
+struct CachedMxfp8Half : CachedMxfp8 {
+    static constexpr float lift = 0x1p8f;
+
+    __device__ static uint32_t scales(uint32_t bytes) {   // 2^(byte - 119)
+        return (__byte_perm(bytes, 0, 0x4140) - 0x00680068u) << 10;
+    }
+    __device__ static void pairs(uint32_t word, uint32_t scale, uint32_t (&pairs)[2]) {
+        ptx::cvt_rn_f16x2_e4m3x4(pairs, word);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) pairs[i] = multiply_pair(pairs[i], scale, __half{});
+    }
+    // Whether all bytes of a word of scales are from 114 to 126.
+    __device__ static bool holds(uint32_t bytes) {
+        const uint32_t at_least = bytes + 0x0e0e0e0eu, nan = bytes + 0x01010101u;   // bits 7; right if bytes have none
+        return (at_least & ~nan & ~bytes & 0x80808080u) == 0x80808080u;
+    }
+};
+template <class Format>
+constexpr bool is_half = false;
+template <>
+constexpr bool is_half<CachedMxfp8Half> = true;
 
 // Calls body(Format{}) with the type of a block format whose values Element holds.
 template <class Element, class Body>
@@ -248,6 +300,32 @@ struct CachedUnits {
     __device__ static int row_chunks(RowFormat format) { return dim * bits_of(format) / 128; }
     __device__ static int scale_step(RowFormat format) { return max(blocks_of(format, dim), 4); }
 
+    // Calls body(Format{}) for units of rows as with_format does, or with a quicker format that holds them: for keys of
+    // `k_batch` units of CachedMxfp8, if there are f16 queries, and for `batch` units of CachedMxfp4.
+    template <int batch, int k_batch, class Body>
+    __device__ static void with_format_of(RowFormat format, const char *slot, bool halves, Body &&body) {
+        if constexpr (is_bf16<Element> && dim == 128) {   // four bytes of scales to a row
+            if (format == RowFormat::mxfp4 && holds_all<CachedMxfp4Small, batch>(slot)) return body(CachedMxfp4Small{});
+            if constexpr (k_batch > 0)
+                if (halves && holds_all<CachedMxfp8Half, k_batch>(slot)) return body(CachedMxfp8Half{});
+        }
+        with_format<Element>(format, body);
+    }
+    // Whether a format holds the scales of `batch` units, with a word of them to a row.
+    template <class Format, int batch>
+    __device__ static bool holds_all(const char *slot) {
+        bool holds = true;
+#pragma unroll
+        for (int i = 0; i < batch; i += 2) {
+            const int unit = i + ptx::laneid() / cached_rows, row = ptx::laneid() % cached_rows;
+            const char *codes = slot + unit * row_bytes<Format>();
+            if (i + 1 < batch || unit < batch)
+                holds &= Format::holds(
+                    reinterpret_cast<const uint32_t *>(codes + cached_rows * dim * Format::bits / 8)[row]);
+        }
+        return !ptx::vote_sync_any(!holds);
+    }
+
     // Words of scales from a token to the next one.
     template <class Format>
     static constexpr int scale_words = dim / Format::block > 4 ? dim / Format::block / 4 : 1;
@@ -303,71 +381,71 @@ struct CachedUnits {
         int present;
     };
 
-    // Starts copying `batch` units of tokens with their scales, in whole rounds of a warp. codes_of(i) and scales_of(i)
-    // are the addresses of row 0 of unit i; those of scales are 4-byte aligned. Tokens other than begin .. end - 1
-    // become zeros; there are none if scales are packed.
+    // Starts copying `batch` units of tokens with their scales, in whole rounds of a warp; an equal part of its lanes
+    // copies each unit. codes_of(i) and scales_of(i) are the addresses of row 0 of unit i; those of scales are 4-byte
+    // aligned. Tokens other than begin .. end - 1 become zeros; there are none if scales are packed.
     template <class Format, int batch, class CodesOf, class ScalesOf>
     __device__ static void copy_whole(uint32_t slot, bool keys, int begin, int end, const WholeRows &codes,
                                       const WholeRows &scales, bool packed, CodesOf &&codes_of, ScalesOf &&scales_of) {
-        constexpr int row_chunks = dim * Format::bits / 128, rows = 32 / row_chunks;   // of a round
+        constexpr int lanes = 32 / batch, row_chunks = dim * Format::bits / 128,
+                      rows = lanes / row_chunks;   // of a round
+        static_assert(rows > 0, "a part of the lanes copies a whole row");
         // No part of the addresses may occupy registers from one batch to the next.
-        const unsigned lane = ptx::of_this_branch(ptx::laneid()), row = lane / row_chunks;
+        const unsigned all = ptx::of_this_branch(ptx::laneid()), unit = all / lanes, lane = all % lanes,
+                       row = lane / row_chunks;
         const int chunk = lane % row_chunks;
-        const uint32_t target = slot + 16 * place(row_chunks, keys, row, chunk);   // units are 128-byte aligned
-        const unsigned long long offset = row * static_cast<unsigned long long>(codes.stride) + 16 * chunk,
-                                 step = rows * static_cast<unsigned long long>(codes.stride);
-        // The target of a round of a unit. What it adds to the row has no bit that is set in row >> shift.
-        const auto target_of = [&](int i, int round) {
+        const uint32_t target_unit = slot + unit * row_bytes<Format>();   // 128-byte aligned
+        const uint32_t target = target_unit + 16 * place(row_chunks, keys, row, chunk);
+        const unsigned long long step = rows * static_cast<unsigned long long>(codes.stride);
+        const char *from = codes_of(unit) + (row * static_cast<unsigned long long>(codes.stride) + 16 * chunk);
+        // The target of a round. What it adds to the row has no bit that is set in row >> shift.
+        const auto target_of = [&](int round) {
             constexpr int mask = (row_chunks < 8 ? row_chunks : 8) - 1, shift = row_chunks >= 8   ? 0
                                                                                 : row_chunks == 4 ? 1
                                                                                                   : 2;
-            return (target ^ 16 * (rows * round >> shift & mask)) + 512 * round + i * row_bytes<Format>();
+            return (target ^ 16 * (rows * round >> shift & mask)) + 16 * lanes * round;
         };
         // Scales are copied in words: this lane's word of a row, and its addresses.
-        constexpr int of_row = scale_words<Format>, scale_rounds = ceil_div(cached_rows * of_row, 32);
+        constexpr int of_row = scale_words<Format>, scale_rounds = ceil_div(cached_rows * of_row, lanes),
+                      scale_rows = lanes / of_row;   // of a round
         const unsigned scale_row = lane / of_row, word = lane % of_row;
-        const bool pairs = packable<Format> && packed, has_word = scale_rounds > 1 || lane < cached_rows * of_row;
-        const unsigned long long scale_offset =
-            (pairs ? scale_row & ~1u : scale_row) * static_cast<unsigned long long>(scales.stride) + 4 * word;
-        const unsigned long long scale_step = 32 / of_row * static_cast<unsigned long long>(scales.stride);
-        const uint32_t scale_target = slot + cached_rows * dim * Format::bits / 8 + 4 * lane;
+        const bool pairs = packable<Format> && packed,
+                   has_word = cached_rows * of_row % lanes == 0 || lane < cached_rows * of_row;
+        const unsigned long long scale_step = scale_rows * static_cast<unsigned long long>(scales.stride);
+        const uint32_t scale_target = target_unit + cached_rows * dim * Format::bits / 8 + 4 * lane;
+        const auto scales_from = [&] {
+            return scales_of(unit) +
+                   ((pairs ? scale_row & ~1u : scale_row) * static_cast<unsigned long long>(scales.stride) + 4 * word);
+        };
         if (begin <= 0 && end >= batch * cached_rows && codes.present == row_chunks &&
             (Format::bits == 16 || pairs || scales.present >= 4 * of_row)) {   // nothing is missing
 #pragma unroll
-            for (int i = 0; i < batch; ++i) {
-                const char *from = codes_of(i) + offset;
+            for (int round = 0; round < cached_rows / rows; ++round, from += step)
+                ptx::cp_async_cg_16_all(target_of(round), from);
+            if constexpr (Format::bits < 16) {
+                from = scales_from();
 #pragma unroll
-                for (int round = 0; round < cached_rows / rows; ++round, from += step)
-                    ptx::cp_async_cg_16_all(target_of(i, round), from);
-                if constexpr (Format::bits < 16) {
-                    from = scales_of(i) + scale_offset;
-#pragma unroll
-                    for (int round = 0; round < scale_rounds; ++round, from += scale_step)
-                        if (has_word)
-                            ptx::cp_async_ca_4_all(scale_target + i * row_bytes<Format>() + 128 * round, from);
-                }
+                for (int round = 0; round < scale_rounds; ++round, from += scale_step)
+                    if (has_word) ptx::cp_async_ca_4_all(scale_target + 4 * lanes * round, from);
             }
             return;
         }
         // Rows from the first one of this lane that is copied, and how many rows behind that are.
-        const unsigned from_begin = row - begin, shown = chunk < codes.present ? end - begin : 0;
+        const unsigned first = cached_rows * unit, from_begin = first + row - begin,
+                       shown = chunk < codes.present ? end - begin : 0;
 #pragma unroll 1
-        for (int i = 0; i < batch; ++i) {
-            const char *from = codes_of(i) + offset;
+        for (int round = 0; round < cached_rows / rows; ++round, from += step)
+            ptx::cp_async_cg_16_if(from_begin + rows * round < shown, target_of(round), from);
+        if constexpr (Format::bits < 16) {
+            from = scales_from();
 #pragma unroll 1
-            for (int round = 0; round < cached_rows / rows; ++round, from += step)
-                ptx::cp_async_cg_16_if(from_begin + 16 * i + rows * round < shown, target_of(i, round), from);
-            if constexpr (Format::bits < 16) {
-                from = scales_of(i) + scale_offset;
-#pragma unroll 1
-                for (int round = 0; round < scale_rounds; ++round, from += scale_step) {
-                    const int at = 16 * i + int(scale_row) + 32 / of_row * round;
-                    if (has_word)
-                        ptx::cp_async_ca<4>(scale_target + i * row_bytes<Format>() + 128 * round, from,
-                                            pairs                     ? 4
-                                            : at >= begin && at < end ? max(min(scales.present - 4 * int(word), 4), 0)
-                                                                      : 0);
-                }
+            for (int round = 0; round < scale_rounds; ++round, from += scale_step) {
+                const int at = first + scale_row + scale_rows * round;
+                if (has_word)
+                    ptx::cp_async_ca<4>(scale_target + 4 * lanes * round, from,
+                                        pairs                     ? 4
+                                        : at >= begin && at < end ? max(min(scales.present - 4 * int(word), 4), 0)
+                                                                  : 0);
             }
         }
     }
@@ -450,24 +528,25 @@ struct CachedUnits {
                     uint32_t pairs[4];
                     pairs_of_row<Format>(words[j].word + eight * Format::bits / 4, scales[j].of(value + 8 * eight),
                                          pairs);
-                    multiply(sum[j], even, FragmentB{pairs[0], pairs[1]}, Element{});
-                    multiply(sum[j], odd, FragmentB{pairs[2], pairs[3]}, Element{});
+                    using Multiplied = std::conditional_t<is_half<Format>, __half, Element>;
+                    multiply(sum[j], even, FragmentB{pairs[0], pairs[1]}, Multiplied{});
+                    multiply(sum[j], odd, FragmentB{pairs[2], pairs[3]}, Multiplied{});
                 }
             }
         }
     }
 
-    // B of the values of a unit, all columns: calls add(column tile, b).
+    // The values of a unit as A, transposed, all columns: calls add(j, a) for column tiles 2 j and 2 j + 1.
     template <class Format, class Add>
     __device__ static void for_values(const char *unit, bool packed, Add &&add, Format) {
         if constexpr (Format::bits == 16) {
-            const uint32_t address = address_b_transposed(*reinterpret_cast<const Rows *>(unit));
+            const Rows &rows = *reinterpret_cast<const Rows *>(unit);
+            const uint32_t address = rows.address(ptx::laneid() % 8 + 8 * (ptx::laneid() / 16), ptx::laneid() / 8 % 2);
 #pragma unroll
-            for (int pair = 0; pair < dim / 16; ++pair) {
-                FragmentB b[2];
-                load_b_transposed<Rows>(b, address, 0, 2 * pair);
-                add(2 * pair, b[0]);
-                add(2 * pair + 1, b[1]);
+            for (int j = 0; j < dim / 16; ++j) {
+                FragmentA a;
+                ptx::ldmatrix_x4_trans(a, Rows::moved(address, 0, 2 * j));
+                add(j, a);
             }
         } else {
             const int eighth = ptx::laneid() / 4, key = 2 * (ptx::laneid() % 4);
@@ -497,7 +576,8 @@ struct CachedUnits {
                     pairs_of_rows<Format>(row8.word + eight * words_of_eight, row9.word + eight * words_of_eight,
                                           scales[1], far);
 #pragma unroll
-                    for (int i = 0; i < 8; ++i) add(value + i, FragmentB{near[i], far[i]});
+                    for (int i = 0; i < 8; i += 2)
+                        add((value + i) / 2, FragmentA{near[i], near[i + 1], far[i], far[i + 1]});
                 }
             }
         }
@@ -674,13 +754,13 @@ __device__ inline PairMasks pair_masks(Seen &&seen) {
     return masks;
 }
 
-// Q as A, with the column order of keys as B. row_of(row) is the address of one of 16 rows, null for zeros; a row has
-// `columns` values, a multiple of eight.
-template <class Element, int dim, class RowOf>
+// Q as A, with the column order of keys as B; rows 8 .. 15 are zeros if there is one octet of rows. row_of(row) is the
+// address of a row, null for zeros; a row has `columns` values, a multiple of eight.
+template <class Element, int dim, int octets, class RowOf>
 __device__ inline void load_queries(FragmentA (&a)[dim / 16], int columns, RowOf &&row_of) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const Element *row = row_of(accumulator_row(2 * half));
+        const Element *row = half < octets ? row_of(accumulator_row(2 * half)) : nullptr;
 #pragma unroll
         for (int eight = 0; eight < dim / 32; ++eight) {
             const int column = ptx::laneid() % 4 * (dim / 4) + 8 * eight;
@@ -690,9 +770,21 @@ __device__ inline void load_queries(FragmentA (&a)[dim / 16], int columns, RowOf
                 words[i] = row && column < columns ? __ldg(reinterpret_cast<const uint32_t *>(row + column) + i) : 0;
             pairs_of_row<CachedPlain>(words, 0, pairs);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) a[2 * eight + i / 2][half + 2 * (i % 2)] = pairs[i];
+            for (int i = 0; i < 4; ++i) a[2 * eight + i / 2][2 * (i % 2) + half] = pairs[i];
         }
     }
+}
+
+// A pair of queries in bfloat16 as f16, times 2^8. `fits` becomes false if one is not 0 and no normal number of f16.
+__device__ inline uint32_t lifted_half(uint32_t pair, bool &fits) {
+    const float2 values = unpack_pair(pair, __nv_bfloat16{});
+    const float low = values.x * CachedMxfp8Half::lift, high = values.y * CachedMxfp8Half::lift;
+    const auto is_normal = [](float value) {
+        const float size = fabsf(value);
+        return size == 0.0f || (size >= 0x1p-14f && size < 0x1p16f);
+    };
+    fits = fits && is_normal(low) && is_normal(high);
+    return ptx::cvt_rn_f16x2_f32(high, low);
 }
 
 __device__ inline void copy(Accumulator &to, const Accumulator &from) {
@@ -700,16 +792,17 @@ __device__ inline void copy(Accumulator &to, const Accumulator &from) {
     for (int i = 0; i < 4; ++i) to[i] = from[i];
 }
 
-// The accumulators of a warp in shared memory, for another warp.
-template <int columns>
+// The accumulators of a warp in shared memory, for another warp: `columns` columns of O as rows of accumulators, for
+// each 8 rows of Q.
+template <int columns, int octets>
 struct WarpNode {
-    static constexpr int tiles = columns / mma_columns;
-    float4 o[tiles][32];
-    float max[2][32], sum[2][32];
+    static constexpr int tiles = columns / mma_rows;
+    float4 o[octets][tiles][32];
+    float max[octets][32], sum[octets][32];
 
-    __device__ float4 &accumulator(int j) { return o[j][ptx::laneid()]; }
-    __device__ float &row_max(int half) { return max[half][ptx::laneid()]; }
-    __device__ float &row_sum(int half) { return sum[half][ptx::laneid()]; }
+    __device__ float4 &accumulator(int octet, int j) { return o[octet][j][ptx::laneid()]; }
+    __device__ float &row_max(int octet) { return max[octet][ptx::laneid()]; }
+    __device__ float &row_sum(int octet) { return sum[octet][ptx::laneid()]; }
 };
 
 }   // namespace tile

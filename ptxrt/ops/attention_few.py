@@ -22,6 +22,8 @@ MIXED_DIM = 128
 NODE_KEYS = 1024
 # Sequences with at most this many queries use this kernel.
 FEW_QUERIES = 16
+# Rows of a block: queries of the heads that share a head of keys. Blocks of eight rows keep half as many sums.
+BLOCK_ROWS = 8, 16
 # The most nodes of one merge.
 MOST_NODES = 4096
 
@@ -166,7 +168,13 @@ def _case(
         pages=pages,
         page=page,
     )
-    sizes |= dict(table=table, sequences=rest.pop("sequences", batch), splits=splits, nodes=nodes_of(table * page))
+    sizes |= dict(
+        rows=min(group * queries, 16),
+        table=table,
+        sequences=rest.pop("sequences", batch),
+        splits=splits,
+        nodes=nodes_of(table * page),
+    )
     case = {**sizes, "scale": dim**-0.5, "left": OPEN, "right": 0, "block_table": True, "key_ends": True, **rest}
     return case | _of_format("k", k, dim) | _of_format("v", v or k, dim_v or dim)
 
@@ -208,10 +216,11 @@ _PACKED = dict(query_starts=True, query_ends=True)
 
 @kernel(
     grid="splits*heads_kv group*queries sequences",
-    variants={"dim dim_v": FEW_DIMS},
+    variants={"dim dim_v rows": tuple((*dims, rows) for dims in FEW_DIMS for rows in BLOCK_ROWS)},
     filled=True,
     derived=dict(
         splits=lambda axes: axes["splits"],
+        rows=lambda axes: min(axes["group"] * axes["queries"], 16),
         **{
             name: (lambda axes, name=name: axes.get(name, 0) or 1)
             for name in ("k_blocks", "v_blocks", "table", "levels", "v_levels")
@@ -239,6 +248,8 @@ _PACKED = dict(query_starts=True, query_ends=True)
             "nvfp4", heads_kv=2, group=2, queries=9, sequences=4, **_PACKED, softcap=2.0, row_shift=True, format="bf16"
         ),
         _case("plain", group=3, queries=3, table=9, format="bf16"),  # nine rows
+        *(_case("mxfp8", dim=dim, group=3, queries=3, table=9, format="bf16") for dim, _ in FEW_DIMS[1:]),
+        *(_case("plain", "nvfp4", dim=dim, group=4, queries=4, table=9, format="f16") for dim, _ in FEW_DIMS[1:]),
         _case("plain", page=32, table=35, format="bf16"),
         _case("plain", "nvfp4", batch=2, group=2, page=48, table=30, format="bf16"),
         _case("mxfp8", "mxfp4", dim=32, dim_v=96, group=5, page=256, table=9, splits=2, right=OPEN, format="bf16"),
