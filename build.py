@@ -8,7 +8,8 @@ lines mean all combinations of them. Each unit becomes
     UNIT.ptx              the compute_120f text that ptxas assembles for the `native` machine
     UNIT.fatbin           that text assembled for sm_120a and for sm_121a
     UNIT.portable.ptx     the compute_90 text
-    UNIT.portable.fatbin  sm_90, sm_80, and the compute_80 text for every other GPU
+    UNIT.portable.fatbin  that text assembled for sm_90, and the compute_80 text for sm_80
+    UNIT.compute_80.ptx   the compute_80 text, for every other GPU
     UNIT.json             the record: sources with their hashes, flags, compiler, registers, spills; of every file its
                           size and hash; of every text the parameters and launch constants of its entries
 
@@ -54,12 +55,12 @@ NVCC_FLAGS = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Werror", "all-w
 # Since C++17 libstdc++'s <cmath> includes the special functions: an eighth of the time of a small unit. This guard
 # leaves them out. It changes no byte of a text, so records do not name it.
 QUICKER_FLAGS = ["-D_GLIBCXX_BITS_SPECFUN_H=1"]
-# Kept texts have line numbers, for the emulator. In binaries they would make up two thirds of the wheel.
+# Texts that the emulator runs have line numbers. In binaries they would make up two thirds of the wheel.
 LINES_FLAG = "-lineinfo"
 PTXAS_FLAGS = ["-suppress-debug-info"]
 # The figures of machine code that tests compare. A quick build does not assemble a text again that they were read from.
 CODE_RECORD = ROOT / "tests" / "sass_figures.json"
-RECIPE = 1  # increase it when this file makes other bytes from the same sources and flags
+RECIPE = 2  # increase it when this file makes other bytes from the same sources and flags
 
 
 class Target(NamedTuple):
@@ -68,19 +69,20 @@ class Target(NamedTuple):
     compute: str  # the virtual architecture of the text
     cubins: tuple  # the real architectures it is assembled for
     native: bool  # whether spills and the kind of the MMAs are checked
-    keep: str  # suffix of the kept text, "" if it is not kept
+    keep: str  # suffix of the text's file
+    emulated: bool  # whether the emulator runs the text
 
     @property
     def lines(self):
-        """Return the flag for line numbers if the text is kept."""
-        return [LINES_FLAG] if self.keep else []
+        """Return the flag for line numbers if the emulator runs the text."""
+        return [LINES_FLAG] if self.emulated else []
 
 
 # Text with `.target sm_120f` assembles for both members of the family; sm_120a text is refused for sm_121a.
 TARGETS = (
-    Target("compute_120f", ("sm_120a", "sm_121a"), True, ".ptx"),
-    Target("compute_90", ("sm_90",), False, ".portable.ptx"),
-    Target("compute_80", ("sm_80",), False, ""),
+    Target("compute_120f", ("sm_120a", "sm_121a"), True, ".ptx", True),
+    Target("compute_90", ("sm_90",), False, ".portable.ptx", True),
+    Target("compute_80", ("sm_80",), False, ".compute_80.ptx", False),
 )
 
 
@@ -90,13 +92,12 @@ class Extent(NamedTuple):
     name: str  # the name in records
     texts: tuple  # the virtual architectures that nvcc compiles for
     fatbins: dict  # suffix -> contents: real architectures, or the text of a virtual one
-    lines: bool = True  # whether kept texts have line numbers
+    lines: bool = True  # whether texts that the emulator runs have line numbers
 
     def outputs(self, unit):
         """Return the names of the files that a build of this extent writes for a unit, except its record."""
         return [
-            unit.unit + suffix
-            for suffix in [t.keep for t in TARGETS if t.keep and t.compute in self.texts] + list(self.fatbins)
+            unit.unit + suffix for suffix in [t.keep for t in TARGETS if t.compute in self.texts] + list(self.fatbins)
         ]
 
     def holds(self, other):
@@ -115,7 +116,7 @@ QUICK = Extent("quick", ("compute_120f", "compute_90"), {".fatbin": ("sm_120a",)
 FULL = Extent(
     "full",
     ("compute_120f", "compute_90", "compute_80"),
-    {".fatbin": ("sm_120a", "sm_121a"), ".portable.fatbin": ("sm_90", "sm_80", "compute_80")},
+    {".fatbin": ("sm_120a", "sm_121a"), ".portable.fatbin": ("sm_90", "sm_80")},
 )
 EXTENTS = (PTX_ONLY, KNOWN, QUICK, FULL)
 LAUNCH_INTS = 9  # threads[3], shared_bytes, tile[3], min_blocks, spill_bytes
@@ -656,8 +657,7 @@ def install(unit, texts, sources, tools, folder, modules, extent):
     if known := "".join(item.known for item in texts):
         extent = KNOWN
     for item in texts:
-        if item.target.keep:
-            (folder / f"{unit.unit}{item.target.keep}").write_bytes(item.text.encode("utf-8"))
+        (folder / f"{unit.unit}{item.target.keep}").write_bytes(item.text.encode("utf-8"))
     link(unit, tools, folder, extent)
     entries = {entry: {} for entry in entries_of(texts[0].text)}
     for item in texts:
@@ -693,7 +693,7 @@ def install(unit, texts, sources, tools, folder, modules, extent):
 
 def remove(unit, modules):
     """Remove the files of a unit, the record first; return how many were there."""
-    files = [modules / (unit + suffix) for suffix in (".json", *(t.keep for t in TARGETS if t.keep), *FULL.fatbins)]
+    files = [modules / (unit + suffix) for suffix in (".json", *(t.keep for t in TARGETS), *FULL.fatbins)]
     there = [file for file in files if os.path.lexists(file) and not (file.is_dir() and not file.is_symlink())]
     for file in there:
         file.unlink(missing_ok=True)
@@ -876,27 +876,33 @@ def pack(units, modules, folder):
     """Write the files of built units that a wheel contains; return them.
 
     index.json has the records of all units, without fields that only a checkout needs. KERNEL.ptx.xz has the native
-    texts of all units of a kernel, concatenated, which compresses to a tenth of separate files. Each fatbin is
-    compressed separately, UNIT.fatbin.xz, because a GPU loads one unit at a time. Portable texts are left out.
+    texts of all units of a kernel, one after the other, and KERNEL.compute_80.ptx.xz their texts for other GPUs, by
+    `relative`. Variants of a kernel have similar texts, so that together they compress to a fraction of separate files.
+    Each fatbin is compressed separately, UNIT.fatbin.xz, because a GPU loads one unit at a time. The portable texts of
+    the emulator are left out.
     """
     packs, index = {}, {}
     for name in dict.fromkeys(unit.name for unit in units):
-        texts = []
+        texts = {native.keep: [] for native in (TARGETS[0], TARGETS[2])}
         for unit in (unit for unit in units if unit.name == name):
             record = assembled(unit, modules)
-            text = unit.unit + TARGETS[0].keep
-            texts.append((modules / text).read_bytes())
+            slices = {}
+            for suffix, parts in texts.items():
+                data = (modules / (unit.unit + suffix)).read_bytes()
+                parts.append(data if suffix == TARGETS[0].keep else relative(data.decode()).encode())
+                slices[suffix] = [sum(map(len, parts[:-1])), len(parts[-1])]
             for suffix in FULL.fatbins:
                 packs[folder / f"{unit.unit}{suffix}.xz"] = (modules / (unit.unit + suffix)).read_bytes()
             index[unit.unit] = {
                 **{part: record[part] for part in ("name", "variant", "entries", "texts")},
                 "sources": {},
                 "sha256": {
-                    file: record["sha256"][file] for file in (text, *(unit.unit + suffix for suffix in FULL.fatbins))
+                    unit.unit + suffix: record["sha256"][unit.unit + suffix] for suffix in (*texts, *FULL.fatbins)
                 },
-                "text": [sum(map(len, texts[:-1])), len(texts[-1])],
+                "slices": slices,
             }
-        packs[folder / f"{name}.ptx.xz"] = b"".join(texts)
+        for suffix, parts in texts.items():
+            packs[folder / f"{name}{suffix}.xz"] = b"".join(parts)
     with concurrent.futures.ThreadPoolExecutor(cores()) as pool:
         for file, data in zip(packs, pool.map(compressed, packs, packs.values())):
             file.write_bytes(data)
@@ -904,6 +910,36 @@ def pack(units, modules, folder):
     files.append(folder / "index.json")
     files[-1].write_text(json.dumps({"units": index}, separators=(",", ":")), encoding="utf-8")
     return files
+
+
+def relative(text):
+    """Return a PTX text whose numbered names, registers and labels, count from the latest new name of their kind.
+
+    nvcc numbers registers consecutively, so an unrolled statement has other numbers each time. Relative numbers repeat,
+    and the text compresses to a third. Of each kind of name (%r, %f, $L__BB0_) the latest new number is N, at first 0:
+
+        %r!    a new name, N + 1
+        %r@D   a new name, N + D; D may be negative
+        %r~D   a name seen before, or far from new, N - D; D may be negative
+        %r5    any other name, as it is
+
+    `ptxrt.units.absolute` reverses this. Which names are written as new is free; here, each entry begins with none.
+    """
+    latest, seen = {}, set()
+
+    def write(match):
+        if match[0] == ".entry":
+            seen.clear()
+            return match[0]
+        kind, number = match[1], int(match[2])
+        ahead = number - latest.get(kind, 0)
+        if (kind, number) not in seen:
+            seen.add((kind, number))
+            latest[kind] = number
+            return f"{kind}!" if ahead == 1 else f"{kind}@{ahead}"
+        return f"{kind}~{-ahead}" if abs(ahead) <= 400 else match[0]
+
+    return re.sub(r"\.entry|(%[a-z]+|\$L__BB\d+_)(\d+)", write, text)
 
 
 def compressed(file, data):
@@ -942,20 +978,19 @@ def print_usage(units, modules):
 
 
 def print_sizes(units, modules):
-    """Print the size of each kernel's binaries in the wheel, and of its native texts, which `pack` compresses to about
-    3 %."""
+    """Print the size of each kernel's binaries, and of its texts in the wheel, which `pack` compresses to about 3 %."""
     rows = []
     for name in dict.fromkeys(unit.name for unit in units):
         of_name = [unit.unit for unit in units if unit.name == name]
         sizes = [
             sum((modules / (unit + suffix)).stat().st_size for unit in of_name)
-            for suffix in (*FULL.fatbins, TARGETS[0].keep)
+            for suffix in (*FULL.fatbins, TARGETS[0].keep, TARGETS[2].keep)
         ]
         rows.append([name, len(of_name), *sizes])
-    rows.append(["total", *(sum(row[i] for row in rows) for i in range(1, 5))])
+    rows.append(["total", *(sum(row[i] for row in rows) for i in range(1, len(rows[0])))])
     print("\nsize of each kernel's modules, KiB")
     cells = [[name, str(count), *(f"{size / 1024:.0f}" for size in sizes)] for name, count, *sizes in rows]
-    print_table([["kernel", "units", "native", "portable", "native texts"], *cells])
+    print_table([["kernel", "units", "native", "portable", "native texts", "compute_80 texts"], *cells])
 
 
 def print_table(rows):

@@ -505,7 +505,7 @@ class DriverBackend:
 
     def _load(self, unit: str) -> DriverModule:
         portable = self.name == "portable"
-        binary = units.binary(unit, portable)
+        binary = units.image(unit, portable, self.device.capability)
         launches = units.launches(unit, units.compute_of(unit, portable, self.device.capability))
         with self._loaded(binary, f"{unit}, {self.name}") as image:
             entries = {

@@ -6,6 +6,7 @@ import hashlib
 import json
 import lzma
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ from .errors import BuildError, remedy
 MODULES = Path(__file__).parent / "modules"
 CHECKOUT = Path(__file__).parent.parent
 
+# The compute capabilities that run code of sm_80 and not of sm_90. Others, those of Tegra too, compile a text.
+OF_SM_80 = ((8, 0), (8, 6), (8, 9))
+
 # The fields of a record and their types.
 _PARTS = {"variant": dict, "sources": dict, "entries": dict, "sha256": dict, "texts": dict}
 
@@ -28,7 +32,7 @@ def text_path(unit: str, portable: bool) -> Path:
 
 
 def fatbin_path(unit: str, portable: bool) -> Path:
-    """The path of a unit's binary: sm_120a and sm_121a, or, portable, sm_90, sm_80 and PTX of compute_80."""
+    """The path of a unit's binary: sm_120a and sm_121a, or, portable, sm_90 and sm_80."""
     return MODULES / f"{unit}{'.portable' if portable else ''}.fatbin"
 
 
@@ -38,7 +42,16 @@ def text(unit: str, portable: bool) -> str:
     An installed package has native texts in packs, one for each kernel, and no portable ones.
     """
     path = text_path(unit, portable)
-    data = read(path) if _index(MODULES) is None else _verified(unit, path, _packed_text(unit, portable))
+    if _index(MODULES) is None:
+        data = read(path)
+    elif portable:
+        raise BuildError(
+            f"the portable PTX text of {unit} is no part of the installed package, which holds the "
+            "native one: use that "
+            "(ptx='native'), or run from a checkout, where `make` builds both"
+        )
+    else:
+        data = _verified(unit, path, _packed_text(unit, ".ptx"))
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -57,6 +70,35 @@ def binary(unit: str, portable: bool) -> bytes:
     return _verified(unit, path, _unpacked(path.with_name(path.name + ".xz")))
 
 
+def image(unit: str, portable: bool, capability: tuple[int, int]) -> bytes:
+    """Return what the driver of a device of a compute capability loads: the unit's fatbin, or a text that the driver
+    compiles, where the portable fatbin has no machine code for the device; BuildError as by `binary`."""
+    if compute_of(unit, portable, capability) != "compute_80" or capability in OF_SM_80:
+        return binary(unit, portable)
+    path = MODULES / f"{unit}.compute_80.ptx"
+    if _index(MODULES) is None:
+        data = read(path)
+    else:
+        packed = _packed_text(unit, ".compute_80.ptx").decode("utf-8", "replace")
+        data = _verified(unit, path, absolute(packed).encode())
+    return data + b"\0"
+
+
+def absolute(text: str) -> str:
+    """Return a PTX text with the numbers of its registers and labels, from one that `relative` in build.py wrote."""
+    latest: dict[str, int] = {}
+
+    def number(match: re.Match) -> str:
+        kind, sign, distance = match.groups()
+        base = latest.get(kind, 0)
+        if sign == "~":
+            return f"{kind}{base - int(distance)}"
+        latest[kind] = base + (int(distance) if sign else 1)
+        return f"{kind}{latest[kind]}"
+
+    return re.sub(r"(%[a-z]+|\$L__BB\d+_)(?:([@~])(-?\d+)|!)", number, text)
+
+
 @contextmanager
 def fatbin_file(unit: str, portable: bool) -> Iterator[Path]:
     """Provide a file that holds a fatbin, for programs that read one; in an installed package a temporary file."""
@@ -70,19 +112,12 @@ def fatbin_file(unit: str, portable: bool) -> Iterator[Path]:
         yield copy
 
 
-def _packed_text(unit: str, portable: bool) -> bytes:
-    """Return a text of an installed package."""
-    if portable:
-        raise BuildError(
-            f"the portable PTX text of {unit} is no part of the installed package, which holds the "
-            "native one: use that "
-            "(ptx='native'), or run from a checkout, where `make` builds both"
-        )
+def _packed_text(unit: str, suffix: str) -> bytes:
+    """Return a text of an installed package, as it is packed."""
     found = record(unit)
-    path = MODULES / f"{found['name']}.ptx.xz"
-    texts = _unpacked_texts(path)
+    texts = _unpacked_texts(MODULES / f"{found['name']}{suffix}.xz")
     try:
-        offset, length = map(int, found["text"])
+        offset, length = map(int, found["slices"][suffix])
     except (KeyError, TypeError, ValueError) as error:
         raise BuildError(f"{MODULES / 'index.json'} is damaged ({error}); {remedy()}") from error
     return texts[offset : offset + length]
@@ -90,7 +125,7 @@ def _packed_text(unit: str, portable: bool) -> bytes:
 
 @lru_cache(maxsize=2)
 def _unpacked_texts(path: Path) -> bytes:
-    """Unpack the native texts of a kernel, one after the other; the latest two packs are kept."""
+    """Unpack the texts of a kernel, one after the other; the latest two packs are kept."""
     return _unpacked(path)
 
 

@@ -253,6 +253,29 @@ def test_a_changed_module_is_a_build_error(modules, monkeypatch):
             read("unit", False)
 
 
+@pytest.mark.parametrize(
+    "capability, file",
+    [((9, 0), "unit.portable.fatbin")]
+    + [((8, minor), "unit.portable.fatbin") for minor in (0, 6, 9)]
+    + [(capability, "unit.compute_80.ptx") for capability in ((8, 7), (10, 0), (10, 3), (11, 0), (12, 0), (13, 0))],
+)
+def test_a_gpu_loads_machine_code_or_else_a_text_that_its_driver_compiles(modules, capability, file):
+    files = {name: name.encode() for name in ("unit.fatbin", "unit.portable.fatbin", "unit.compute_80.ptx")}
+    for name, data in files.items():
+        (modules / name).write_bytes(data)
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    write_record(modules, "unit", sha256=digests, texts=dict.fromkeys(("compute_120f", "compute_90", "compute_80"), {}))
+    assert units.image("unit", True, capability) == files[file] + (b"\0" if file.endswith(".ptx") else b"")
+    assert units.image("unit", False, (12, 0)) == b"unit.fatbin"
+    (modules / file).write_bytes(b"changed")
+    with pytest.raises(ptxrt.BuildError, match=f"{file} is not the file that was built"):
+        units.image("unit", True, capability)
+    # The portable fatbin of a quick build holds a text itself.
+    (modules / "unit.portable.fatbin").write_bytes(files["unit.portable.fatbin"])
+    write_record(modules, "unit", sha256=digests, texts=dict.fromkeys(("compute_120f", "compute_90"), {}))
+    assert units.image("unit", True, capability) == b"unit.portable.fatbin"
+
+
 def test_a_text_that_is_no_text_is_a_build_error(modules, monkeypatch):
     data = b".version 8.8 // \xff"
     (modules / "unit.ptx").write_bytes(data)

@@ -13,7 +13,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ptxrt import units
 from scripts import script
 
 build = script("build.py")
@@ -136,7 +139,7 @@ def test_files_and_record(built):
     assert sorted(contents(modules)) == sorted(
         unit + suffix
         for unit in ("plain", "scale_step1_dim32", "scale_step2_dim32")
-        for suffix in (".ptx", ".portable.ptx", ".fatbin", ".portable.fatbin", ".json")
+        for suffix in (".ptx", ".portable.ptx", ".compute_80.ptx", ".fatbin", ".portable.fatbin", ".json")
     )
     record = json.loads((modules / "scale_step2_dim32.json").read_text())
     assert (record["name"], record["unit"]) == ("scale", "scale_step2_dim32")
@@ -189,10 +192,9 @@ def test_what_a_unit_is_made_of_is_known_for_every_target(tmp_path):
 
 def test_lines_are_kept_for_the_emulator_alone(built):
     """Line information would double the size of the compute_80 text, which drivers compile and no tool here reads."""
-    assert (
-        "\t.loc\t" in (built[1] / "plain.ptx").read_text()
-        and "\t.loc\t" in (built[1] / "plain.portable.ptx").read_text()
-    )
+    for suffix, there in ((".ptx", True), (".portable.ptx", True), (".compute_80.ptx", False)):
+        assert ("\t.loc\t" in (built[1] / f"plain{suffix}").read_text()) == there
+    assert b".version" not in (built[1] / "plain.portable.fatbin").read_bytes()
     lines = {target.compute: bool(target.lines) for target in build.TARGETS}
     assert lines == {"compute_120f": True, "compute_90": True, "compute_80": False}
 
@@ -308,7 +310,7 @@ def test_quick(toolchain, copy, tmp_path):
     full, quick = (
         {name: data for name, data in contents(folder).items() if name.startswith("plain")} for folder in (modules, out)
     )
-    assert sorted(quick) == sorted(full)
+    assert quick.keys() == full.keys() - {"plain.compute_80.ptx"}
     for name in ("plain.ptx", "plain.portable.ptx"):
         assert quick[name] == full[name]
     record, whole = (json.loads(found["plain.json"]) for found in (quick, full))
@@ -342,7 +344,7 @@ def test_a_quick_build_does_not_assemble_what_is_on_record(toolchain, copy, tmp_
     monkeypatch.setattr(build, "code_record", lambda: on_record)
     quick = ["--sources", str(tree), "--out", str(out), "--quick", "--only", "plain"]
     assert build.main(quick) == 0
-    assert sorted(contents(out)) == sorted(name for name in contents(modules) if name.startswith("plain"))
+    assert sorted(contents(out)) == sorted(["plain.json", *build.QUICK.outputs(unit)])
     assert b"\x7fELF" not in contents(out)["plain.fatbin"]  # the text, in place of the code
     record = build.assembled(unit, out)
     assert record["cubins"] == {"sm_120a": known["cubin"]} and record["texts"].keys() == {"compute_120f", "compute_90"}
@@ -397,7 +399,7 @@ def test_clean_removes_what_a_build_wrote_alone(copy, capsys):
     assert {path.name: path.read_text() for path in modules.iterdir() if path.is_file()} == PRECIOUS
     assert (modules / "folder" / "plain.ptx").read_text() == "mine"
     assert (
-        "removed 15 files of 3 units" in (output := capsys.readouterr().out)
+        "removed 18 files of 3 units" in (output := capsys.readouterr().out)
         and "left what no build wrote: folder, list.json" in output
     )
 
@@ -653,7 +655,30 @@ def installed(wheel, tmp_path_factory):
     return folder
 
 
-# Limits of a wheel, in bytes. Today's kernels take 29.5 million, and 31.1 million installed.
+NAMES = st.builds("{}{}".format, st.sampled_from(["%r", "%rd", "%f", "$L__BB0_", "$L__BB11_"]), st.integers(0, 2000))
+
+
+@given(st.lists(NAMES | st.sampled_from([".entry", " ", ",", "-3", "!", "@", "\n", "%tid.x", "7"]), max_size=60))
+def test_relative_names_become_absolute_again(words):
+    """Words stand apart, as in PTX: no name is followed by a sign of relative ones."""
+    text = " ".join(words)
+    assert units.absolute(build.relative(text)) == text
+
+
+def test_names_are_relative_to_the_latest_new_one(built):
+    text = "add %r1, %r1, 7; add %r2, %r1, %r900; add %r3, %r2, %r1; .entry add %r3, %r3, 7;"
+    assert (
+        build.relative(text)
+        == "add %r!, %r~0, 7; add %r!, %r~1, %r@898; add %r@-897, %r~1, %r~2; .entry add %r@0, %r~0, 7;"
+    )
+    assert build.relative("mov %r1000, %r1, %r1000, %r1;") == "mov %r@1000, %r@-999, %r1000, %r~0;"
+    for unit in ("plain", "scale_step2_dim32"):
+        for suffix in (".ptx", ".compute_80.ptx"):
+            whole = (built[1] / f"{unit}{suffix}").read_text()
+            assert units.absolute(build.relative(whole)) == whole
+
+
+# Limits of a wheel, in bytes. Today's kernels take 26.9 million, and 28.6 million installed.
 WHEEL, INSTALLED = 32e6, 55e6
 
 
@@ -668,7 +693,7 @@ def test_wheel_holds_the_modules_and_no_stray_names(wheel):
     assert "ptxrt/py.typed" in names
     units = build.find_units(build.SOURCES)
     wanted = {unit.unit + suffix for unit in units for suffix in (".fatbin.xz", ".portable.fatbin.xz")}
-    wanted |= {unit.name + ".ptx.xz" for unit in units} | {"index.json"}
+    wanted |= {unit.name + suffix for unit in units for suffix in (".ptx.xz", ".compute_80.ptx.xz")} | {"index.json"}
     assert {name.rpartition("/")[2] for name in names if name.startswith("ptxrt/modules/")} == wanted
 
 
@@ -723,6 +748,8 @@ for unit in facts:
     for portable in (False, True):
         with units.fatbin_file(unit, portable) as file:
             assert units.hashlib.sha256(file.read_bytes()).hexdigest() == units.record(unit)["sha256"][file.name]
+for unit in list(facts)[::16]:
+    facts[unit]["text"] = units.hashlib.sha256(units.image(unit, True, (10, 0))[:-1]).hexdigest()
 print(json.dumps([facts, longest]))
 """
     names = [unit.unit for unit in build.find_units(build.SOURCES)]
@@ -731,15 +758,25 @@ print(json.dumps([facts, longest]))
     )
     assert done.returncode == 0, done.stderr
     facts, longest = json.loads(done.stdout)
-    for unit in build.find_units(build.SOURCES):
+    for place, unit in enumerate(build.find_units(build.SOURCES)):
         record = build.record_of(unit, build.MODULES)
         want = {part: record[part] for part in ("variant", "entries", "texts")}
+        if place % 16 == 0:
+            want["text"] = record["sha256"][f"{unit.unit}.compute_80.ptx"]
         assert facts[unit.unit] == {**want, "sha256": record["sha256"][f"{unit.unit}.ptx"]}
     assert longest < 0.2, "a pack is to be unpacked in 50 ms of an idle core; this one may be busy"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("call, name", [("text", "transpose_naive.ptx.xz"), ("binary", "transpose_naive.fatbin.xz")])
+@pytest.mark.parametrize(
+    "call, name",
+    [
+        ("text('transpose_naive', False)", "transpose_naive.ptx.xz"),
+        ("image('transpose_naive', False, (12, 0))", "transpose_naive.fatbin.xz"),
+        ("image('transpose_naive', True, (9, 0))", "transpose_naive.portable.fatbin.xz"),
+        ("image('transpose_naive', True, (10, 0))", "transpose_naive.compute_80.ptx.xz"),
+    ],
+)
 @pytest.mark.parametrize(
     "damage, part", [(b"", "is damaged"), (b"\xfd7zXZ\0 and so on", "is damaged"), (None, "is missing")]
 )
@@ -751,7 +788,7 @@ def test_a_damaged_pack_is_a_build_error(installed, tmp_path, call, name, damage
     code = f"""
 from ptxrt import BuildError, units
 try:
-    units.{call}("transpose_naive", False)
+    units.{call}
 except BuildError as error:
     print(error)
 """

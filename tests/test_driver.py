@@ -127,7 +127,7 @@ def test_parameters_arrive_as_the_entry_expects(cuda, name):
 
 
 def test_native_and_portable_load_their_own_files(install):
-    for capability, machine in (((12, 0), "native"), ((12, 0), "portable")):
+    for capability, machine in (((12, 0), "native"), ((12, 0), "portable"), ((9, 0), "portable"), ((8, 6), "portable")):
         fake = install(fake_cuda.FakeCuda(capability=capability))
         driver.probe.cache_clear()
         selection._opened.clear()
@@ -136,7 +136,9 @@ def test_native_and_portable_load_their_own_files(install):
         with ptxrt.using(machine):
             ops.transpose.transpose_naive(np.zeros((2, 3), np.float32))
         (image,) = next(arguments for name, arguments in fake.calls if name == "cuModuleLoadData")
-        assert image == ptxrt.units.fatbin_path("transpose_naive", machine == "portable").read_bytes()
+        assert image == ptxrt.units.image("transpose_naive", machine == "portable", capability)
+        if machine == "native" or capability < (12, 0):
+            assert image == ptxrt.units.fatbin_path("transpose_naive", machine == "portable").read_bytes()
 
 
 def test_the_receipt_says_what_ran(cuda):
