@@ -876,20 +876,19 @@ def pack(units, modules, folder):
     """Write the files of built units that a wheel contains; return them.
 
     index.json has the records of all units, without fields that only a checkout needs. KERNEL.ptx.xz has the native
-    texts of all units of a kernel, one after the other, and KERNEL.compute_80.ptx.xz their texts for other GPUs, by
+    texts of all units of a kernel, one after the other, and KERNEL.compute_80.ptx.xz their texts for other GPUs, all by
     `relative`. Variants of a kernel have similar texts, so that together they compress to a fraction of separate files.
     Each fatbin is compressed separately, UNIT.fatbin.xz, because a GPU loads one unit at a time. The portable texts of
     the emulator are left out.
     """
     packs, index = {}, {}
     for name in dict.fromkeys(unit.name for unit in units):
-        texts = {native.keep: [] for native in (TARGETS[0], TARGETS[2])}
+        texts = {target.keep: [] for target in (TARGETS[0], TARGETS[2])}
         for unit in (unit for unit in units if unit.name == name):
             record = assembled(unit, modules)
             slices = {}
             for suffix, parts in texts.items():
-                data = (modules / (unit.unit + suffix)).read_bytes()
-                parts.append(data if suffix == TARGETS[0].keep else relative(data.decode()).encode())
+                parts.append(relative((modules / (unit.unit + suffix)).read_text(encoding="utf-8")).encode())
                 slices[suffix] = [sum(map(len, parts[:-1])), len(parts[-1])]
             for suffix in FULL.fatbins:
                 packs[folder / f"{unit.unit}{suffix}.xz"] = (modules / (unit.unit + suffix)).read_bytes()

@@ -79,8 +79,7 @@ def image(unit: str, portable: bool, capability: tuple[int, int]) -> bytes:
     if _index(MODULES) is None:
         data = read(path)
     else:
-        packed = _packed_text(unit, ".compute_80.ptx").decode("utf-8", "replace")
-        data = _verified(unit, path, absolute(packed).encode())
+        data = _verified(unit, path, _packed_text(unit, ".compute_80.ptx"))
     return data + b"\0"
 
 
@@ -113,14 +112,14 @@ def fatbin_file(unit: str, portable: bool) -> Iterator[Path]:
 
 
 def _packed_text(unit: str, suffix: str) -> bytes:
-    """Return a text of an installed package, as it is packed."""
+    """Return a text of an installed package."""
     found = record(unit)
     texts = _unpacked_texts(MODULES / f"{found['name']}{suffix}.xz")
     try:
         offset, length = map(int, found["slices"][suffix])
     except (KeyError, TypeError, ValueError) as error:
         raise BuildError(f"{MODULES / 'index.json'} is damaged ({error}); {remedy()}") from error
-    return texts[offset : offset + length]
+    return absolute(texts[offset : offset + length].decode("utf-8", "replace")).encode()
 
 
 @lru_cache(maxsize=2)
