@@ -91,18 +91,25 @@ def select_entries(header: Path, entries) -> None:
     header.write_text(f"{text}{SELECTION}{definition.lstrip()}\n{wanted}")
 
 
+def units_of(kernel: str) -> list[str]:
+    """The units that a kernel's checks run: those of the smallest variant, with every size of block."""
+    return [unit.unit for unit in build.select(build.find_units(ROOT / "kernels_cu"), [UNITS[kernel]])]
+
+
 def compile_with(bug, kernel: str, folder: Path, entries=()) -> Path:
-    """A folder of modules from a copy of kernels_cu with one bug (or none): the text of the unit that the kernel's
+    """A folder of modules from a copy of kernels_cu with one bug (or none): the texts of the units that the kernel's
     checks run. With entries, these alone, without line numbers: they take time, and no check reads them."""
     sources, modules = folder / "kernels_cu", folder / "modules"
     shutil.copytree(ROOT / "kernels_cu", sources)
     if bug is not None:
         path = sources / bug.file
         path.write_text(bug.planted_in(path.read_text()))
+    only = units_of(kernel)
     if entries:
         select_entries(sources / "kernel.cuh", entries)
+        only = [unit for unit in only if any(entry == unit or entry.startswith(f"{unit}_") for entry in entries)]
     extent = EXTENTS[kernel.endswith(PORTABLE)]._replace(lines=not entries)
-    build.build(sources, modules, [UNITS[kernel]], extent)
+    build.build(sources, modules, only, extent)
     return modules
 
 
@@ -308,9 +315,9 @@ def attends_as_declared(format, *words):
 
 
 def declared_cases(name):
-    """The checks of a kernel by name: every case of the smallest variant."""
-    kernel = KERNELS[name]
-    cases = [case for case in kernel.cases if kernel.unit_name(case.axes) == kernel.units[0].name]
+    """The checks of a kernel by name: every case of its units."""
+    kernel, names = KERNELS[name], units_of(name)
+    cases = [case for case in kernel.cases if kernel.unit_name(case.axes) in names]
     return {case.id: lambda case=case: passes(kernel, case) for case in cases}
 
 
@@ -415,10 +422,10 @@ def test_a_bug_has_its_place(bug):
 @pytest.mark.parametrize("kernel", ["norm_rows", ATTENTION])
 def test_selected_entries_are_those_of_the_kernel(tmp_path, kernel):
     """The code of an entry does not depend on the others in its unit."""
-    (unit,) = build.select(build.find_units(ROOT / "kernels_cu"), [UNITS[kernel]])
-    whole = functions((units.MODULES / f"{unit.unit}.ptx").read_text())
+    (unit,) = units_of(kernel)
+    whole = functions((units.MODULES / f"{unit}.ptx").read_text())
     entry = list(whole)[1]
-    text = (compile_with(None, kernel, tmp_path, [entry]) / f"{unit.unit}.ptx").read_text()
+    text = (compile_with(None, kernel, tmp_path, [entry]) / f"{unit}.ptx").read_text()
     assert len(whole) > 1 and functions(text) == {entry: whole[entry]}
 
 
