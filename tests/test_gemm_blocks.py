@@ -249,3 +249,36 @@ A, B = np.zeros((6, 64), np.float32), np.zeros((8, 64), np.float32)
 def test_wrong_calls(words, call):
     with ptxrt.using("emulator"), pytest.raises(ArgumentError, match=words):
         call()
+
+
+MX_PAIRS = [pair for pair in PAIRS if all(format in ("mxfp8", "mxfp4") for format in pair)]
+
+
+@pytest.mark.parametrize("rows, ptx", [(5, "native"), (12, "portable"), (20, "native")])
+@pytest.mark.parametrize("pair", MX_PAIRS, ids="-".join)
+def test_scales_of_few_rows_move_no_bit(pair, rows, ptx):
+    """Few rows are multiplied in f16 under usual scales, and in bf16 from the first other scale of a run on."""
+    depth = 8192  # a run of a warp has two pages of scales
+    a, b = drawn(pair[0], rows, depth), drawn(pair[1], 8, depth)
+    with ptxrt.using("emulator", ptx=ptx, arithmetic="hardware"):
+        want = ptxrt.matmul(a, b, out_dtype=np.float32)
+
+        def of(a_scales, b_scales):
+            operands = [
+                ptxrt.QuantizedArray(x.codes, scales.astype(np.uint8), format=x.format, shape=x.shape)
+                for x, scales in ((a, a_scales), (b, b_scales))
+            ]
+            return ptxrt.matmul(*operands, out_dtype=np.float32)
+
+        assert np.array_equal(of(a.scales, b.scales + 40), want * np.float32(2.0**40))
+        assert np.array_equal(of(a.scales - 30, b.scales), want * np.float32(2.0**-30))
+        # Sums that began in f16 go on in bf16: scales of one row are larger in the last quarter of every warp's run.
+        for side in range(2):
+            scales = [a.scales.copy(), b.scales.copy()]
+            row = scales[side][2].reshape(8, -1)
+            row[:, 3 * row.shape[1] // 4 :] += 40
+            later = of(*scales)
+            scales[side][2] -= 40
+            at_once = of(*scales)
+            line = (slice(None), 2) if side else 2
+            assert np.array_equal(later[line], at_once[line] * np.float32(2.0**40))

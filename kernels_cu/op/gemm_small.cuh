@@ -42,7 +42,8 @@ constexpr int scales_of_run = Format::bits == 16 ? 0 : ceil_div(values, values_o
 
 // The stages of a warp's run of B, each a line of 32 rows, and pages of its scales, 16 bytes for each row. Runs are
 // whole units of 64 bytes, or of the 128 values that one word of scales (two of NVFP4) serves. A page serves one line
-// or several: copies of 16 bytes pass by the L1, which has too few lines for those of 32 rows and 16 warps.
+// or several: copies of 16 bytes pass by the L1, which has too few lines for those of 32 rows and 16 warps. Two pages
+// are copied at once, a sector of each row.
 template <class Format>
 struct FewRing {
     static constexpr int tiles = few_cols / 8, line = 128;
@@ -59,7 +60,8 @@ struct FewRing {
     static constexpr int page_units = scaled ? 4 / unit_words : units;
     // One line is read while another one is on its way. A multiprocessor keeps track of a limited number of copies;
     // further ones would hold up loads from shared memory behind them.
-    static constexpr int stages = 2, pages = scaled ? ceil_div((stages - 1) * units, page_units) + 1 : 0;
+    static constexpr int stages = 2, pages_at_once = tile::RowSectors::bytes / 16,
+                         pages = scaled ? 2 * pages_at_once : 0;
     static_assert(page_units % units == 0);
 
     struct Pages {
@@ -174,6 +176,10 @@ struct FewRowsOfA {
         }
     }
 
+    // Where a scale of a row is.
+    __device__ int place_of(int of_row) const {
+        return swizzled ? of_row / 4 * tile::scale_tile_bytes + of_row % 4 : of_row;
+    }
     // A pointer from shared memory. Where two blocks share the registers, it is read again for each load.
     __device__ static const uint8_t *begin_of(const uint8_t *const &pointer) {
         if constexpr (few_blocks > 1) return *const_cast<const uint8_t *const volatile *>(&pointer);
@@ -206,7 +212,7 @@ struct FewRowsOfA {
 #pragma unroll
             for (int j = 0; j < scale_count; ++j) {
                 const int of_row = block + step_blocks * step + j;
-                const int place = swizzled ? of_row / 4 * tile::scale_tile_bytes + of_row % 4 : of_row;
+                const int place = place_of(of_row);
                 scale[number % slots][j] = of_row < blocks ? row_scales[place] : 0;
             }
         }
@@ -228,6 +234,29 @@ struct FewRowsOfA {
         } else {
             return word[number % slots];
         }
+    }
+    // Not 0 where a loaded scale is outside of those that `Scales` names.
+    template <class Scales>
+    __device__ uint32_t outside() const {
+        uint32_t any = 0;
+#pragma unroll
+        for (int i = 0; i < slots; ++i)
+#pragma unroll
+            for (int j = 0; j < scale_count; ++j) any |= Scales::outside(scale[i][j]);
+        return any & 0x80;
+    }
+    // The same of all scales of a run of `count` blocks from block `first` on. A lane reads those of a quarter.
+    template <class Scales>
+    __device__ uint32_t outside_of_run(int first, int count) const {
+        uint32_t any = first + count > blocks ? 0x80 : 0;   // blocks behind the row have scales of 0
+        if (any) return any;
+#pragma unroll
+        for (int i = 0; i < tiles; ++i) {
+            const uint8_t *const row_scales = held ? scales[i % pointers] : scales_of[8 * i];
+#pragma unroll 4
+            for (int j = Share::quarter(); j < count; j += 4) any |= Scales::outside(row_scales[place_of(first + j)]);
+        }
+        return any & 0x80;
     }
     // Moves on by some steps, which use every slot equally often.
     template <int steps>
@@ -289,52 +318,74 @@ struct FewRowsOfB {
     }
 };
 
-// A lane's copies of scales: those of one row, a page at a time, in one piece if their addresses allow it. Scales past
-// the end of a row become 0.
+// A lane's copies of scales, some pages at a time. If their addresses allow it, it copies 16 bytes of two rows, else
+// all words of one row. Scales past the end of a row become 0.
 template <class Format>
 struct FewScaleCopies {
     using Ring = FewRing<Format>;
+    using Sectors = tile::RowSectors;
+    using Page = typename Ring::Page;
     const uint8_t *source;
-    uint8_t *first;        // where this lane copies to in the first page
-    int step, left;        // bytes from word to word in memory; scales from the next page to the end of the row
-    int words;             // of scales from there to the end of the run
+    uint8_t *first;        // where this lane copies to in the first pages
+    int step;              // bytes from word to word in memory, or from row to row
+    int left;              // scales from this lane's next one to the end of the row, or of its part of the run
+    int words;             // of scales from the next page to the end of the run
     bool whole, aligned;   // whether pages begin at multiples of 16 bytes, or at least of 4
 
     FewScaleCopies() = default;
-    // Of row `row` of a matrix, from unit `begin` to unit `end`.
-    __device__ FewScaleCopies(Ring &ring, const BlockRows &operand, int matrix, int row, int begin, int end) {
+    // Of columns `first_col` to `cols` of a matrix, from unit `begin` to unit `end`.
+    __device__ FewScaleCopies(Ring &ring, const BlockRows &operand, int matrix, int first_col, int cols, int begin,
+                              int end) {
         const tile::ScalePlaces &places = operand.places;
         const int block = 4 * Ring::unit_words * begin;
-        source = operand.scales + places.at(operand.first_row + matrix * operand.scale_rows + row, block);
-        first = tile::of_lane(ring.scales.page[0].of_row);
-        step = places.swizzled ? tile::scale_tile_bytes : 4;
-        left = int(places.blocks) - block, words = Ring::unit_words * (end - begin);
         const uintptr_t places_of_rows = reinterpret_cast<uintptr_t>(operand.scales) | places.stride;
         whole = !places.swizzled && (places_of_rows | block) % 16 == 0;
         aligned = places.swizzled || places_of_rows % 4 == 0;
+        left = int(places.blocks) - block, words = Ring::unit_words * (end - begin);
+        int row = tile::lane_item(first_col);
+        first = tile::of_lane(ring.scales.page[0].of_row);
+        step = places.swizzled ? tile::scale_tile_bytes : 4;
+        if (whole) {
+            row = min(first_col + Sectors::row(), cols - 1);
+            step = int(places.stride) * (min(first_col + Sectors::row() + Sectors::rows, cols - 1) - row);
+            first = ring.scales.page[Sectors::half()].of_row[Sectors::row()];
+            left = min(left, 4 * words) - 16 * Sectors::half();
+        }
+        source =
+            operand.scales + places.at(operand.first_row + matrix * operand.scale_rows + min(row, cols - 1), block);
+        if (whole) source += 16 * Sectors::half();
     }
 
-    // Starts copying the next page to the one at `offset`. Unaligned ones go through registers.
+    // Starts copying the next pages to those at `offset`. Unaligned scales go through registers.
     __device__ void copy(uint32_t offset) {
         uint8_t *const target = first + offset;
+        constexpr int bytes = 16 * Ring::pages_at_once;
         if (whole) [[likely]] {
-            ptx::cp_async_cg_16(static_cast<uint32_t>(__cvta_generic_to_shared(target)), source, left > 0);
+            static_assert(bytes == Sectors::bytes);
+#pragma unroll
+            for (int i = 0; i < few_cols / Sectors::rows; ++i)
+                ptx::cp_async_cg_16(static_cast<uint32_t>(
+                                        __cvta_generic_to_shared(target + i * Sectors::rows * sizeof(Page::of_row[0]))),
+                                    source + i * step, left > 0);
+            source += bytes;
         } else {
 #pragma unroll 1
-            for (int i = 0; i < min(words, 4); ++i) {
+            for (int i = 0; i < min(words, bytes / 4); ++i) {
+                uint8_t *const to = target + i / 4 * sizeof(Page) + i % 4 * 4;
                 const uint8_t *const word = source + i * step;
                 const int present = min(max(left - 4 * i, 0), 4);
                 if (aligned) {
-                    ptx::cp_async_ca<4>(static_cast<uint32_t>(__cvta_generic_to_shared(target + 4 * i)), word, present);
+                    ptx::cp_async_ca<4>(static_cast<uint32_t>(__cvta_generic_to_shared(to)), word, present);
                 } else {
                     uint32_t scales = 0;
 #pragma unroll
                     for (int j = 0; j < 4; ++j) scales |= j < present ? uint32_t(__ldg(word + j)) << 8 * j : 0;
-                    *reinterpret_cast<uint32_t *>(target + 4 * i) = scales;
+                    *reinterpret_cast<uint32_t *>(to) = scales;
                 }
             }
+            source += bytes / 4 * step;
         }
-        source += 4 * step, left -= 16, words -= 4;
+        left -= bytes, words -= bytes / 4;
     }
 };
 
@@ -361,8 +412,7 @@ struct FewCopies {
         begin = min(warp * of_warp, units), end = min(begin + of_warp, units), filled = begin;
         rows = FewRowsOfB<Format, bytes>(ring, b, options, place, begin, end);
         if constexpr (Ring::scaled) {
-            const int row = min(tile::lane_item(place.first_col), options.cols - 1);
-            scales = FewScaleCopies<Format>(ring, b, place.group, row, begin, end);
+            scales = FewScaleCopies<Format>(ring, b, place.group, place.first_col, options.cols, begin, end);
         }
     }
 
@@ -387,9 +437,9 @@ struct FewCopies {
         if (filled < end) {
             rows.copy(stage);
             if constexpr (Ring::scaled) {
-                if ((filled - begin) % Ring::page_units == 0) {
+                if ((filled - begin) % (Ring::pages_at_once * Ring::page_units) == 0) {
                     scales.copy(page);
-                    page = next_in_ring(page, sizeof(typename Ring::Page), Ring::pages);
+                    page = next_in_ring(page, Ring::pages_at_once * sizeof(typename Ring::Page), 2);
                 }
             }
         }
@@ -410,6 +460,48 @@ struct FewExpanded<tile::Nvfp4, tile::Nvfp4> {
 template <>
 struct FewExpanded<tile::Bf16, tile::Nvfp4> {
     using Runs = tile::NvRunsToBf16;
+};
+
+// Whether values are multiplied in f16 as long as scales allow it.
+template <class FormatA, class FormatB>
+constexpr bool few_in_halves = values_of_scale<FormatA> == tile::mx_block && values_of_scale<FormatB> == tile::mx_block;
+
+// Whether values in 16 bits are exact for some scales alone, and factors of scales of either operand. Those of B are
+// two, of A one twice.
+template <class Runs>
+constexpr bool checks_scales = requires { typename Runs::ScalesOfA; };
+template <class Runs>
+__device__ inline uint32_t factors_of_b(uint32_t scales) {
+    if constexpr (checks_scales<Runs>) return Runs::ScalesOfB::factors(scales);
+    else return Runs::factors(scales);
+}
+template <class Runs>
+__device__ inline uint32_t factor_of_a(uint32_t scale) {
+    if constexpr (checks_scales<Runs>) return Runs::ScalesOfA::factor(scale);
+    else return Runs::factors(scale * 0x101u);
+}
+
+// Not 0 where one of the first `words` words of scales of a row of a page is outside of those that `Scales` names.
+template <class Scales>
+__device__ inline uint32_t outside_of_page(const uint8_t *page, int words) {
+    uint32_t any = 0;
+    if (tile::StepShare<1>::first() < words) {   // a lane has the same word of every eighth row
+#pragma unroll
+        for (int i = 0; i < few_cols / 8; ++i)
+            any |= Scales::outside(reinterpret_cast<const uint32_t *>(page)[tile::lane_item(32 * i)]);
+    }
+    return any & 0x80808080;
+}
+
+// The type of the MMAs.
+template <class Runs, class Otherwise>
+struct MmaElement {
+    using Type = Otherwise;
+};
+template <class Runs, class Otherwise>
+    requires(checks_scales<Runs>)
+struct MmaElement<Runs, Otherwise> {
+    using Type = typename Runs::Element;
 };
 
 // The same pair of 16-bit values in a new register.
@@ -443,9 +535,10 @@ __device__ inline void pairs_of(const uint32_t (&word)[words], int part, uint32_
 }
 
 // A lane's scales of a column in a unit, two at a time: `count` blocks, every `stride`-th from the lane's first one on,
-// of which a pair lies in one word.
-template <class Format, int values>
+// of which a pair lies in one word. in_halves: each in a half of a word, else in its lower two bytes.
+template <class Format, int values, bool in_halves = false>
 struct FewScalesOfB {
+    static constexpr uint32_t zeros = in_halves ? 0x4040 : 0x4400, one = in_halves ? 0x101 : 0x11;
     static constexpr int unit_steps = FewRing<Format>::unit / (4 * values);
     static constexpr int of_step = scales_of_run<Format, values>, count = unit_steps * of_step;
     static constexpr int stride = of_step > 1 ? 1 : 4 * values / Format::block;
@@ -455,18 +548,18 @@ struct FewScalesOfB {
     __device__ FewScalesOfB() {
         const int block = tile::StepShare<values>::first() / Format::block, byte = block % 4;
         offset = 16 * tile::StepShare<values>::row() + 4 * (block / 4);
-        selector = 0x4400 | byte | (count > 1 ? byte + stride : byte) << 4;
+        selector = zeros | byte | (count > 1 ? byte + stride : byte) << (in_halves ? 8 : 4);
     }
     // Pair `pair` of column tile `tile`. `scales` is where the unit's scales of the first row begin.
     __device__ uint32_t bytes(const uint8_t *scales, int pair, int tile) const {
         const int first = 2 * pair * stride, place = 4 * (first / 4) + 16 * 8 * tile;
         const uint32_t word = *reinterpret_cast<const uint32_t *>(scales + (offset + place));
-        return __byte_perm(word, 0, selector + first % 4 * 0x11);
+        return __byte_perm(word, 0, selector + first % 4 * one);
     }
 };
-template <class Format, int values>
+template <class Format, int values, bool in_halves>
     requires(Format::bits == 16)
-struct FewScalesOfB<Format, values> {};
+struct FewScalesOfB<Format, values, in_halves> {};
 
 // Stores accumulators whose rows are columns of C into a staging: `lower` has rows 0 to 7 of C, `upper` rows 8 to 15.
 // Called by the whole warp.
@@ -567,8 +660,6 @@ __device__ inline void multiply_pairs(tile::Accumulator (&sums)[tiles / 2], cons
 template <class FormatA, class FormatB, int row_tiles, class RowsA, class RowsB>
 __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, const RowsA &a, const RowsB &b,
                                          const GemmOptions &options, const TilePlace &place, FewElements<1> &elements) {
-    using Element = typename Expanded<FormatA, FormatB>::Element;
-    using Runs = typename FewExpanded<FormatA, FormatB>::Runs;
     constexpr auto order = FormatB::bits == 4 ? tile::PairOrder::crossed : tile::PairOrder::natural;
     using Ring = FewRing<FormatB>;
     using PartOfA = FewRowsOfA<FormatA, FewShared<FormatA, FormatB>, row_tiles>;
@@ -615,76 +706,112 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     if (!ahead) begin_a();
     const int rows = place.end_row - place.first_row;
     if (row_tiles == 1) elements.load(options, place, rows, warp);
-    const FewScalesOfB<FormatB, values> lane_scales;
     uint32_t stage_read = 0, page_read = 0;   // where the present ones begin in the ring
 
     tile::Accumulator sums[row_tiles + row_tiles % 2][tiles / 2] = {};   // beside an odd fragment, zeros
-    // All lines of the run.
+    // Whether all scales of A of the run are looked at first, instead of those in registers before each line.
+    constexpr bool checks_ahead = !PartOfA::held || units_at_once < Ring::units;
+    int unit = copies.begin;
+    // The lines of the run from `unit` on, in 16 bits as `Runs` says; at most up to one whose scales are outside.
+    const auto multiply_lines = [&](auto in_16_bits) {
+        using Runs = decltype(in_16_bits);
+        constexpr bool in_halves = checks_scales<Runs>;
+        using Element = typename MmaElement<Runs, typename Expanded<FormatA, FormatB>::Element>::Type;
+        [[maybe_unused]] const FewScalesOfB<FormatB, values, in_halves> lane_scales;
 #pragma unroll 1
-    for (int unit = copies.begin; unit < copies.end; unit += Ring::units) {
-        ptx::cp_async_wait_group<Ring::stages - 2 + PartOfA::groups>();
-        ptx::bar_warp_sync();   // all lanes see this stage and have read the one before it
-        copies.start();
-        const int unit_in_page = (unit - copies.begin) % Ring::page_units;
-#pragma unroll 1
-        for (int of_line = 0; of_line < Ring::units; of_line += units_at_once) {
-            if (of_line > 0 && unit + of_line >= copies.end) break;
-            uint32_t two_scales[tiles];
-#pragma unroll
-            for (int step = 0; step < steps; ++step) {
-                if (units_at_once > 1 && step > 0 && unit + step >= copies.end) break;
-                uint32_t words_b[tiles][words], scale_b[tiles] = {};
-#pragma unroll
-                for (int i = 0; i < tiles; ++i)
-                    copies.rows.read(words_b[i], stage_read, of_line * Ring::unit_bytes, step, i);
-#pragma unroll
-                for (int part = 0; part < parts; ++part) {
-                    uint32_t pairs_b[tiles][4];
-#pragma unroll
-                    for (int i = 0; i < tiles; ++i) {
-                        if constexpr (Ring::scaled) {
-                            if (8 * part % FormatB::block == 0) {
-                                const int unit_of_page = unit_in_page + of_line + step / steps_of_unit;
-                                const int number =
-                                    step % steps_of_unit * lane_scales.of_step + 8 * part / FormatB::block;
-                                if (number % 2 == 0) {
-                                    const uint8_t *const first =
-                                        ring.scales.page[0].of_row[0] + page_read + unit_of_page * Ring::unit_words * 4;
-                                    two_scales[i] = Runs::factors(lane_scales.bytes(first, number / 2, i));
-                                }
-                                scale_b[i] = ptx::mov_b32_half_twice(two_scales[i], number % 2 != 0);
-                            }
-                        }
-                        pairs_of<Runs, FormatB, Element, order, true>(words_b[i], part, pairs_b[i], scale_b[i]);
-                    }
-#pragma unroll
-                    for (int j = 0; j < row_tiles; ++j) {
-                        const int number = step * row_tiles + j, slot = number % PartOfA::slots;
-                        if constexpr (PartOfA::staged) {   // one part; up to 48 rows leave fragments empty
-                            rows_a.await(number);
-                            if (8 * j >= rows) {   // the fragment has no rows
-                                rows_a.skip(number + PartOfA::slots);
-                                continue;
-                            }
-                        }
-                        uint32_t pairs_a[4], scale = 0;
-                        if constexpr (FormatA::bits < 16)
-                            scale = Runs::factors(rows_a.scale[slot][8 * part / values_of_scale<FormatA>] * 0x101u);
-                        pairs_of<Runs, FormatA, Element, order, false>(rows_a.words_of(number), part, pairs_a, scale);
-#pragma unroll
-                        for (int half = 0; half < 2; ++half) multiply_pairs(sums[j], pairs_b, pairs_a, half, Element{});
-                        if (part == parts - 1) rows_a.load(number + PartOfA::slots);
-                    }
+        for (; unit < copies.end; unit += Ring::units) {
+            ptx::cp_async_wait_group<Ring::stages - 2 + PartOfA::groups>();
+            ptx::bar_warp_sync();   // all lanes see this stage and have read the one before it
+            [[maybe_unused]] const int unit_in_page = (unit - copies.begin) % Ring::page_units;
+            if constexpr (few_in_halves<FormatA, FormatB>) {
+                if constexpr (in_halves) {
+                    uint32_t outside = checks_ahead ? 0 : rows_a.template outside<typename Runs::ScalesOfA>();
+                    if (unit_in_page == 0)
+                        outside |= outside_of_page<typename Runs::ScalesOfB>(ring.scales.page[0].of_row[0] + page_read,
+                                                                             Ring::unit_words * (copies.end - unit));
+                    if (ptx::vote_sync_any(outside)) return;
                 }
             }
-            rows_a.template next<steps>();
+            copies.start();
+#pragma unroll 1
+            for (int of_line = 0; of_line < Ring::units; of_line += units_at_once) {
+                if (of_line > 0 && unit + of_line >= copies.end) break;
+                [[maybe_unused]] uint32_t two_scales[tiles];
+#pragma unroll
+                for (int step = 0; step < steps; ++step) {
+                    if (units_at_once > 1 && step > 0 && unit + step >= copies.end) break;
+                    uint32_t words_b[tiles][words], scale_b[tiles] = {};
+#pragma unroll
+                    for (int i = 0; i < tiles; ++i)
+                        copies.rows.read(words_b[i], stage_read, of_line * Ring::unit_bytes, step, i);
+#pragma unroll
+                    for (int part = 0; part < parts; ++part) {
+                        uint32_t pairs_b[tiles][4];
+#pragma unroll
+                        for (int i = 0; i < tiles; ++i) {
+                            if constexpr (Ring::scaled) {
+                                if (8 * part % FormatB::block == 0) {
+                                    const int unit_of_page = unit_in_page + of_line + step / steps_of_unit;
+                                    const int number =
+                                        step % steps_of_unit * lane_scales.of_step + 8 * part / FormatB::block;
+                                    if (number % 2 == 0) {
+                                        const uint8_t *const first = ring.scales.page[0].of_row[0] + page_read +
+                                                                     unit_of_page * Ring::unit_words * 4;
+                                        two_scales[i] = factors_of_b<Runs>(lane_scales.bytes(first, number / 2, i));
+                                    }
+                                    scale_b[i] = ptx::mov_b32_half_twice(two_scales[i], number % 2 != 0);
+                                }
+                            }
+                            pairs_of<Runs, FormatB, Element, order, true>(words_b[i], part, pairs_b[i], scale_b[i]);
+                        }
+#pragma unroll
+                        for (int j = 0; j < row_tiles; ++j) {
+                            const int number = step * row_tiles + j;
+                            if constexpr (PartOfA::staged) {   // one part; up to 48 rows leave fragments empty
+                                rows_a.await(number);
+                                if (8 * j >= rows) {   // the fragment has no rows
+                                    rows_a.skip(number + PartOfA::slots);
+                                    continue;
+                                }
+                            }
+                            uint32_t pairs_a[4], scale = 0;
+                            if constexpr (FormatA::bits < 16)
+                                scale = factor_of_a<Runs>(
+                                    rows_a.scale[number % PartOfA::slots][8 * part / values_of_scale<FormatA>]);
+                            pairs_of<Runs, FormatA, Element, order, false>(rows_a.words_of(number), part, pairs_a,
+                                                                           scale);
+#pragma unroll
+                            for (int half = 0; half < 2; ++half)
+                                multiply_pairs(sums[j], pairs_b, pairs_a, half, Element{});
+                            if (part == parts - 1) rows_a.load(number + PartOfA::slots);
+                        }
+                    }
+                }
+                rows_a.template next<steps>();
+            }
+            stage_read = next_in_ring(stage_read, sizeof(typename Ring::Stage), Ring::stages);
+            if constexpr (Ring::scaled) {
+                if ((unit + Ring::units - copies.begin) % Ring::page_units == 0)
+                    page_read = next_in_ring(page_read, sizeof(typename Ring::Page), Ring::pages);
+            }
         }
-        stage_read = next_in_ring(stage_read, sizeof(typename Ring::Stage), Ring::stages);
-        if constexpr (Ring::scaled) {
-            if ((unit + Ring::units - copies.begin) % Ring::page_units == 0)
-                page_read = next_in_ring(page_read, sizeof(typename Ring::Page), Ring::pages);
-        }
+    };
+    if constexpr (few_in_halves<FormatA, FormatB>) {
+        using Half = tile::MxRunsToF16<FormatA, FormatB>;
+        constexpr int blocks = Ring::unit / FormatA::block;   // of a unit
+        bool inside = true;
+        if constexpr (checks_ahead)
+            inside = !ptx::vote_sync_any(rows_a.template outside_of_run<typename Half::ScalesOfA>(
+                blocks * copies.begin, blocks * (copies.end - copies.begin)));
+        if (inside) multiply_lines(Half{});
+#pragma unroll
+        for (auto &of_tile : sums)
+#pragma unroll
+            for (auto &four : of_tile)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) four[i] *= Half::lift;
     }
+    multiply_lines(typename FewExpanded<FormatA, FormatB>::Runs{});
     ptx::cp_async_wait_group<0>();
     ptx::bar_warp_sync();   // all lanes have read the ring, which the sums overwrite
     // The sums, as rows of C.

@@ -15,7 +15,8 @@ namespace tile {
 template <int values>
 struct StepShare {
     __device__ static int row() { return ptx::laneid() / 4; }
-    __device__ static int first() { return ptx::laneid() % 4 * values; }
+    __device__ static int quarter() { return ptx::laneid() % 4; }
+    __device__ static int first() { return quarter() * values; }
 };
 
 // Lines of 128 bytes in shared memory, a row to a line. Chunk c of 16 bytes of row r lies at c ^ swizzle(r), so that
@@ -36,6 +37,14 @@ struct SwizzledLines {
         target = line * row + 16 * (chunk ^ swizzle(row));
         from = line * (lane / 4) + (bytes * (lane % 4) ^ 16 * swizzle(lane / 4));
     }
+};
+
+// A sector of 32 bytes of each of 32 rows, the least that memory gives: a lane copies one half of it, of its first row
+// and of the row `rows` further.
+struct RowSectors {
+    static constexpr int bytes = 32, rows = 16;
+    __device__ static int row() { return ptx::laneid() / 2; }
+    __device__ static int half() { return ptx::laneid() % 2; }
 };
 
 // The order of the values of a run in pairs, for lanes that hold a run of A and of B each. An order is valid if the
@@ -70,9 +79,9 @@ __device__ inline uint32_t bf16x2_from_ue8m0x2(uint32_t bytes) {
     }
 }
 
-// Runs of eight values for products of few rows. factors() converts the scales in bytes 0 and 1 of a word, whose others
-// are 0, to a pair, eight() the codes of eight values, which begin at `first`, times a pair of equal factors. Sums of
-// their products times `lift` are true sums.
+// Runs of eight values for products of few rows, in MMAs of `Element`. factors() converts the scales in bytes 0 and 1
+// of a word, whose others are 0, to a pair, eight() the codes of eight values, which begin at `first`, times a pair of
+// equal factors. Sums of their products times `lift` are true sums.
 struct RunsToBf16 {
     static constexpr float lift = 1.0f;
 
@@ -138,6 +147,55 @@ struct NvRunsToF16 {
         crossed_f16x2_from_e2m1x8(first[0], pairs);
 #pragma unroll
         for (uint32_t &pair : pairs) pair = ptx::portable::mul_f16x2(pair, factor);
+    }
+};
+
+// Scales of one operand under which all values except zeros are normal numbers of f16: bytes `first` to `last`. The
+// middle of the range suits usual weights (B) and activations (A). The value of a block with scale `first` is 2^lowest
+// times its codes.
+template <class Format, bool of_b>
+struct HalfScales {
+    static constexpr bool wide = Format::bits == 4;   // 2^-1 to 6; else 2^-9 to 448
+    static constexpr int first = wide ? 105 : of_b ? 110 : 113, last = wide ? 127 : first + 12;
+    static constexpr int lowest = wide ? -13 : -5, shift = lowest + 127 - first;   // values times 2^shift
+    static_assert(last < 128);
+
+    // Of four scales: bit 7 of a byte is set where one is outside, or where the byte below it is above 127.
+    __device__ static uint32_t outside(uint32_t scales) {
+        return scales | ~(scales + (128 - first) * 0x01010101u) | (scales + (127 - last) * 0x01010101u);
+    }
+    static constexpr uint32_t bias = uint32_t(lowest + 15 + (wide ? 6 : 0) - first) * 0x04000400u;   // e2m1: times 2^-6
+    // The factors of the scales in the two halves of a word, or of one scale twice.
+    __device__ static uint32_t factors(uint32_t halves) { return ptx::mad_lo_s32<0x400>(halves, bias); }
+    __device__ static uint32_t factor(uint32_t scale) { return ptx::mad_lo_s32<0x04000400>(scale, bias); }
+};
+
+// Values times ue8m0 in f16 for such scales: exact, and sums of their products have the bits of sums in bf16, because
+// MMAs align products by their exponents. A conversion and a multiplication give two values; bf16 takes five
+// instructions.
+template <class FormatA, class FormatB>
+struct MxRunsToF16 {
+    using Element = __half;
+    using ScalesOfA = HalfScales<FormatA, false>;
+    using ScalesOfB = HalfScales<FormatB, true>;
+    static constexpr float lift = 1.0f / (1u << (ScalesOfA::shift + ScalesOfB::shift));
+
+    template <class Format, PairOrder order>
+    __device__ static void eight(uint32_t (&pairs)[4], const uint32_t *first, uint32_t factor) {
+        if constexpr (Format::bits == 4) {
+            static_assert(order == PairOrder::crossed);
+            crossed_f16x2_from_e2m1x8(first[0], pairs);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                uint32_t values[2];
+                ptx::cvt_rn_f16x2_e4m3x4(values,
+                                         order == PairOrder::crossed ? __byte_perm(first[i], 0, 0x3120) : first[i]);
+                pairs[2 * i] = values[0], pairs[2 * i + 1] = values[1];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pairs[i] = ptx::portable::mul_f16x2(pairs[i], factor);
     }
 };
 
