@@ -1820,8 +1820,8 @@ BUGS = [
         "this_row_for_the_next_one",
         "norm_rows",
         "op/norm.cuh",
-        "input.x + next * input.x_stride + place.column(0)",
-        "input.x + row * input.x_stride + place.column(0)",
+        "source += source_step, row += step;",
+        "source += 0 * source_step, row += step;",
     ),
     Bug(
         "produce",
@@ -1836,8 +1836,8 @@ BUGS = [
         "far_warps_left_out",
         "norm_rows",
         "op/norm.cuh",
-        "sum += (far.x + far.y) + (far.z + far.w);",
-        "",
+        "sum = (low.x + low.y) + (high.x + high.y);",
+        "sum = low.x + low.y;",
     ),
     Bug(
         "produce",

@@ -42,6 +42,23 @@ def test_rows_of_a_table_with_the_bytes_of_quantize(text_machine, format, layout
     np.testing.assert_array_equal(got.scales, want.scales)
 
 
+@pytest.mark.parametrize("global_scale", [1.0, 0.3, 0.013, 1 + 5 * 2.0**-23, 1.5 - 7 * 2.0**-23])
+def test_values_near_ties_have_the_codes_of_quantize(text_machine, global_scale):
+    """Quotients are computed in fewer steps than in `quantize`, but for the last two scales, which need all steps."""
+    largest = np.float32(6 * global_scale) * np.arange(1, 2, 1 / 8, dtype=np.float32)
+    steps = largest / np.float32(6)
+    ties = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5])
+    near = np.float32(steps[:, None] * ties).view(np.int32)[..., None] + np.arange(-7, 8, dtype=np.int32)
+    table = np.concatenate(
+        [np.broadcast_to(largest[:, None, None, None], (8, 7, 1, 1)), near.view(np.float32)[:, :, None]], -1
+    )
+    table = np.concatenate([table, -table], axis=2).reshape(-1, 32)
+    got = ptxrt.take_rows(table, np.arange(len(table)), format="nvfp4", global_scale=global_scale)
+    want = ptxrt.quantize(table, "nvfp4", global_scale=global_scale)
+    for part in ("codes", "scales"):
+        np.testing.assert_array_equal(getattr(got, part), getattr(want, part))
+
+
 def test_ids_on_the_device_that_are_no_rows_give_zeros(text_machine):
     table = normal(5, 40)
     ids = np.array([4, -1, 0, 5, -(2**31), 2**31 - 1, 2], np.int32)

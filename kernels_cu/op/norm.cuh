@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "../ptx/access.cuh"
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/math.cuh"
@@ -140,69 +141,84 @@ struct NormHeldShared : NormRowsShared {
 
 // Quotients by the number of columns. A product with the reciprocal of a power of two is the quotient.
 struct ColumnCount {
-    float count, reciprocal;
-    bool is_power;
+    float count, reciprocal;   // the reciprocal is 0 unless the count is a power of two
 
     __device__ explicit ColumnCount(int cols)
-        : count(cols), reciprocal(1.0f / count), is_power((cols & (cols - 1)) == 0) {}
-    __device__ float share(float sum) const { return is_power ? sum * reciprocal : sum / count; }
+        : count(cols), reciprocal((cols & (cols - 1)) == 0 ? 1.0f / count : 0.0f) {}
+    __device__ float share(float sum) const { return reciprocal != 0.0f ? sum * reciprocal : sum / count; }
 };
 
-// 1 / sqrtf(x), both correctly rounded, without a branch. Corrected approximations, of x times an even power of two
-// where x is very small or large; for zeros and infinities the approximation.
+// 1 / sqrtf(x), both correctly rounded. Corrected approximations, of x times an even power of two where x is very small
+// or large; for zeros and infinities the approximation.
 __device__ inline float inverse_root(float x) {
-    const bool small = x < 0x1p-60f, large = x > 0x1p60f;
-    const float scaled = x * (small ? 0x1p80f : large ? 0x1p-80f : 1.0f);
-    const float approx = ptx::rsqrt_approx_ftz_f32(scaled);
-    float root = scaled * approx;
-    root = fmaf(fmaf(-root, root, scaled), 0.5f * approx, root);
-    float inverse = ptx::rcp_approx_ftz_f32(root);
-    inverse = fmaf(inverse, -fmaf(inverse, root, -1.0f), inverse);
-    inverse *= small ? 0x1p40f : large ? 0x1p-40f : 1.0f;
-    return scaled > 0.0f && scaled < INFINITY ? inverse : approx;
+    const auto corrected = [](float x, float approx) {
+        float root = x * approx;
+        root = fmaf(fmaf(-root, root, x), 0.5f * approx, root);
+        const float inverse = ptx::rcp_approx_ftz_f32(root);
+        return fmaf(inverse, -fmaf(inverse, root, -1.0f), inverse);
+    };
+    if (x >= 0x1p-60f && x <= 0x1p60f) return corrected(x, ptx::rsqrt_approx_ftz_f32(x));
+    const bool small = x < 0x1p-60f;
+    const float scaled = x * (small ? 0x1p80f : 0x1p-80f), approx = ptx::rsqrt_approx_ftz_f32(scaled);
+    return scaled > 0.0f && scaled < INFINITY ? corrected(scaled, approx) * (small ? 0x1p40f : 0x1p-40f) : approx;
 }
 
-// row_sums() in fewer instructions. If there are two numbers, even lanes add the first and odd lanes the second.
-template <bool both>
-__device__ inline float2 held_sums(NormShared &shared, int &turn, const NormLanes &place, float2 sums) {
-    const bool second = both && threadIdx.x % 2;
-    float sum = second ? sums.y : sums.x;
-    sum += ptx::shfl_sync_bfly_f32(both && !second ? sums.y : sums.x, 1);
-    if (place.lanes < 32) {
-#pragma unroll
-        for (int mask = 2; mask < 16; mask *= 2)
-            if (mask < place.lanes) sum += ptx::shfl_sync_bfly_f32(sum, mask);
-    } else {
-#pragma unroll
-        for (int mask = 2; mask < 32; mask *= 2) sum += ptx::shfl_sync_bfly_f32(sum, mask);
+// row_sums() in fewer instructions, by way of one of two buffers: the calls before and after it use the other one.
+struct HeldSums {
+    NormShared &shared;
+    const NormLanes &place;
+    int put, get;   // bytes from a buffer's begin; opaque, so that the compiler keeps them in registers
+
+    __device__ HeldSums(NormShared &shared, const NormLanes &place) : shared(shared), place(place) {
+        static_assert(sizeof(shared.of_warp) == 2 * bytes && norm_threads == 8 * 32);
+        put = ptx::of_this_branch(int(threadIdx.x % 32 * row + threadIdx.x / 32 * sizeof(float)));
+        get = ptx::of_this_branch(int(threadIdx.x % 2 * row));
     }
-    if (place.lanes > 32) {
-        static_assert(sizeof(shared.of_warp) == 2 * 2 * 8 * sizeof(float));
-        float (&of_warp)[2][8] = reinterpret_cast<float (&)[2][2][8]>(shared.of_warp)[turn];
-        const int warp = threadIdx.x / 32;
-        if (threadIdx.x % 32 < 1 + both) of_warp[threadIdx.x % 32][warp] = sum;
-        ptx::bar_sync();   // all threads see the sums of every warp and have read those of two calls ago
-        turn ^= 1;
-        const auto four = [&](int first) { return *reinterpret_cast<const float4 *>(&of_warp[second][first]); };
-        const float4 near = four(warp & 4);
-        const float low = near.x + near.y, high = near.z + near.w;
-        sum = low + high;
-        if (place.lanes == 64) {
-            sum = warp & 2 ? high : low;
-        } else if (place.lanes == 256) {
-            const float4 far = four(~warp & 4);
-            sum += (far.x + far.y) + (far.z + far.w);
+
+    // If there are two numbers, even lanes add the first and odd lanes the second.
+    template <bool both>
+    __device__ float2 operator()(int buffer, float2 sums) const {
+        const bool second = both && threadIdx.x % 2;
+        float sum = second ? sums.y : sums.x;
+        sum += ptx::shfl_sync_bfly_f32(both && !second ? sums.y : sums.x, 1);
+        if (place.lanes < 32) {
+#pragma unroll
+            for (int mask = 2; mask < 16; mask *= 2)
+                if (mask < place.lanes) sum += ptx::shfl_sync_bfly_f32(sum, mask);
+        } else {
+#pragma unroll
+            for (int mask = 2; mask < 32; mask *= 2) sum += ptx::shfl_sync_bfly_f32(sum, mask);
+            if (place.lanes > 32) {
+                char *const of_warp = reinterpret_cast<char *>(shared.of_warp) + buffer * bytes;
+                if (put < 2 * row) *reinterpret_cast<float *>(of_warp + put) = sum;
+                ptx::bar_sync();   // all threads see the sums of every warp and have read those of two calls ago
+                const auto pairs = [&](int first) {
+                    const float4 four = reinterpret_cast<const float4 *>(of_warp + get)[first];
+                    return float2{four.x + four.y, four.z + four.w};
+                };
+                const float2 low = pairs(0), high = pairs(1);
+                if (place.lanes == 256) {
+                    sum = (low.x + low.y) + (high.x + high.y);
+                } else {
+                    const int warp = threadIdx.x / 32;
+                    const float2 near = warp & 4 ? high : low;
+                    sum = place.lanes == 128 ? near.x + near.y : warp & 2 ? near.y : near.x;
+                }
+            }
         }
+        if (!both) return {sum, 0.0f};
+        const float other = ptx::shfl_sync_bfly_f32(sum, 1);
+        return {second ? other : sum, second ? sum : other};
     }
-    if (!both) return {sum, 0.0f};
-    const float other = ptx::shfl_sync_bfly_f32(sum, 1);
-    return {second ? other : sum, second ? sum : other};
-}
+
+private:
+    static constexpr int row = 8 * sizeof(float), bytes = 2 * row;   // of the warps' sums of one number; of a buffer
+};
 
 // The moments of a held row, from the same sums as row_moments(). Shares past the end of a row are zeros, which change
 // no sum. With `centered` values become their differences from the mean.
 template <bool centered>
-__device__ inline RowMoments held_moments(NormShared &shared, int &turn, const NormLanes &place,
+__device__ inline RowMoments held_moments(const HeldSums &held_sums, int &turn, const NormLanes &place,
                                           const ColumnCount &columns, const bool (&there)[norm_shares], float eps,
                                           float (&values)[norm_shares][2][8]) {
     const auto each = [&](auto &&take) {
@@ -215,7 +231,7 @@ __device__ inline RowMoments held_moments(NormShared &shared, int &turn, const N
     float squares, of_half[2] = {};
     if constexpr (centered) {
         each([&](float value, int, int half) { of_half[half] += value; });
-        row.mean = columns.share(held_sums<false>(shared, turn, place, {of_half[0] + of_half[1], 0.0f}).x);
+        row.mean = columns.share(held_sums.template operator()<false>(0, {of_half[0] + of_half[1], 0.0f}).x);
         float mean[norm_shares];
         float2 sum = {};
 #pragma unroll
@@ -225,12 +241,13 @@ __device__ inline RowMoments held_moments(NormShared &shared, int &turn, const N
             sum.x += value;
             sum.y = fmaf(value, value, sum.y);
         });
-        sum = held_sums<true>(shared, turn, place, sum);
+        sum = held_sums.template operator()<true>(1, sum);
         row.rest = columns.share(sum.x);
         squares = columns.share(sum.y) - row.rest * row.rest;
     } else {
         each([&](float value, int, int half) { of_half[half] = fmaf(value, value, of_half[half]); });
-        squares = columns.share(held_sums<false>(shared, turn, place, {of_half[0] + of_half[1], 0.0f}).x);
+        turn ^= 1;
+        squares = columns.share(held_sums.template operator()<false>(turn, {of_half[0] + of_half[1], 0.0f}).x);
     }
     row.factor = inverse_root(squares + eps);
     return row;
@@ -365,13 +382,12 @@ __device__ inline bool is_held(const NormOptions &options, const TypedRows<const
     return place.shares <= norm_shares && !options.rounds && (options.centered || bias.type == bias.none);
 }
 
-// Starts copying a lane's shares of a row to shared memory. there: whether it has them.
+// Starts copying a lane's shares of a row, `apart` columns apart, to shared memory. there: whether it has them.
 template <class Element>
-__device__ inline void begin_held(KeptRows &kept, const NormLanes &place, const bool (&there)[norm_shares],
-                                  const Element *source) {
+__device__ inline void begin_held(KeptRows &kept, int apart, const bool (&there)[norm_shares], const Element *source) {
 #pragma unroll
     for (int i = 0; i < norm_shares; ++i)
-        if (there[i]) kept.begin(i, source + i * place.lanes * produce_share);
+        if (there[i]) kept.begin(i, source + i * apart);
 }
 
 // Norms of held rows. While a row is in registers, the next one is copied to shared memory. Shares past the end of a
@@ -381,21 +397,26 @@ __device__ __forceinline__ void norm_held(NormHeldShared &shared, const NormInpu
                                           const NormOptions &options, const HeldWeights &weights, const Produced &y,
                                           const NormLanes &place) {
     const ColumnCount columns(y.cols);
-    const uint32_t rows = y.rows, end = y.end(), step = gridDim.x * place.rows();
+    const uint32_t rows = y.rows, step = gridDim.x * place.rows(), first_row = blockIdx.x * place.rows() + place.row();
     const bool there[norm_shares] = {place.column(0) < y.cols, place.column(1) < y.cols};
+    const HeldSums sums(shared.sums, place);
+    // Opaque, so that the compiler does not work them out for every row.
+    const int source_step = ptx::of_this_branch(int(step * input.x_stride)),
+              apart = ptx::of_this_branch(place.lanes * produce_share);
+    const Element *source = input.x + first_row * input.x_stride + place.column(0);
+    SharePlaces<form> target(y, first_row, step, place.column(0), place.lanes * produce_share);
+    uint32_t row = first_row;
     int turn = 0;
 #pragma unroll 1
-    for (uint32_t first = blockIdx.x * place.rows(); first < end; first += step) {
-        const uint32_t row = first + place.row(), next = row + step;
+    for (uint32_t of_block = blockIdx.x * place.rows(); of_block < rows; of_block += step) {
         ptx::cp_async_wait_group<0>();
         float values[norm_shares][2][8];
 #pragma unroll
         for (int i = 0; i < norm_shares; ++i) shared.kept.get<Element>(i, values[i]);
-        if (next < rows) begin_held(shared.kept, place, there, input.x + next * input.x_stride + place.column(0));
+        source += source_step, row += step;
+        if (row < rows) begin_held(shared.kept, apart, there, source);
         ptx::cp_async_commit_group();
-        const RowMoments moments =
-            held_moments<centered>(shared.sums, turn, place, columns, there, options.eps, values);
-        const auto target = y.row<form>(row);
+        const RowMoments moments = held_moments<centered>(sums, turn, place, columns, there, options.eps, values);
 #pragma unroll
         for (int i = 0; i < norm_shares; ++i) {
             const auto each = [&](auto &&change) {
@@ -415,10 +436,11 @@ __device__ __forceinline__ void norm_held(NormHeldShared &shared, const NormInpu
             } else {
                 each([&](float &value, float factor, int) { value = value * moments.factor * factor; });
             }
-            y.store<true, form>(target, place.column(i), values[i]);
+            target.store(i, there[i], values[i]);
         }
-        if (row >= rows && row < end) y.clear<form>(row, place.lane(), place.lanes);
+        target.move(row, step);
     }
+    y.clear_rest<form>(first_row, step, place.lane(), place.lanes);
 }
 
 // Loads the weights and calls norm_held() for the form of y. False if it is not a usual one.
@@ -428,7 +450,11 @@ __device__ __forceinline__ bool norm_held(NormHeldShared &shared, const NormInpu
                                           const TypedRows<const char> &bias, const Produced &y,
                                           const NormLanes &place) {
     const bool many = y.end() + int64_t(gridDim.x) * produce_threads > INT32_MAX;   // rows, for numbers of 32 bits
-    if (many || (!y.quantizes() && !y.out.template holds<Element>()) || y.form() == Form::any) return false;
+    const int64_t step = gridDim.x * place.rows();
+    const auto is_int = [](int64_t number) { return number == int(number); };
+    if (many || !is_int(step * input.x_stride) || !is_int(step * y.quantized.code_bytes) ||
+        (!y.quantizes() && !y.out.template holds<Element>()) || y.form() == Form::any)
+        return false;
     const uint32_t row = blockIdx.x * place.rows() + place.row();
     const bool there[norm_shares] = {row < y.rows && place.column(0) < y.cols,
                                      row < y.rows && place.column(1) < y.cols};
@@ -436,7 +462,7 @@ __device__ __forceinline__ bool norm_held(NormHeldShared &shared, const NormInpu
 #pragma unroll
     for (int i = 0; i < norm_shares; ++i)
         if (!there[i]) shared.kept.put<Element>(i, zeros);
-    begin_held(shared.kept, place, there, input.x + row * input.x_stride + place.column(0));
+    begin_held(shared.kept, place.lanes * produce_share, there, input.x + row * input.x_stride + place.column(0));
     ptx::cp_async_commit_group();
     HeldWeights weights;
     weights.fuses = usual_norm<Element>(options, weight, bias) == UsualNorm::centered;

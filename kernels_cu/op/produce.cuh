@@ -6,8 +6,10 @@
 #include <type_traits>
 
 #include "../kernel.cuh"
+#include "../ptx/access.cuh"
 #include "../ptx/cvt_scaled.cuh"
 #include "../tile/rows.cuh"
+#include "../tile/split_reciprocal.cuh"
 #include "ending.cuh"
 
 namespace op {
@@ -220,17 +222,29 @@ __device__ inline uint32_t encode_mxfp4_share(const float (&values)[2][8], tile:
     return scale;
 }
 
-// encode_nvfp4_share() of a whole block under the rule of the largest value, in fewer instructions.
+// encode_nvfp4_share() of a whole block under the rule of the largest value, in fewer instructions. global.plain() only
+// where SplitReciprocal serves.
 __device__ inline uint32_t encode_nvfp4_block(const float (&values)[2][8], const tile::Nvfp4Global &global,
                                               tile::LaneCodes<4, 2> &codes) {
     float quotients[2][8];
+    const auto each = [&](auto &&change) {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) quotients[i / 8][i % 8] = values[i / 8][i % 8];
+        for (int i = 0; i < 16; ++i) change(quotients[i / 8][i % 8], values[i / 8][i % 8]);
+    };
+    each([](float &quotient, float value) { quotient = value; });
     const float amax = ptx::max_nan_f32(tile::amax_of(values[0]), tile::amax_of(values[1]));
-    const tile::Nvfp4Scale scale = tile::divide_by_step(quotients, amax, tile::Nvfp4Target::six, global, 6.5f);
-    const uint32_t keep = scale.step == 0.0f ? 0 : ~0u;
+    tile::Nvfp4Scale scale;
+    tile::SplitReciprocal reciprocal;
+    if (global.plain(amax)) {
+        scale = tile::plain_nvfp4_scale(amax, global);
+        reciprocal = tile::SplitReciprocal(scale.step * (1.0f / tile::E2m1::unit));
+    } else {
+        scale = tile::divide_by_step(quotients, amax, tile::Nvfp4Target::six, global, 6.5f);
+        if (scale.step == 0.0f) each([](float &quotient, float) { quotient = 0.0f; });
+    }
+    each([&](float &quotient, float) { quotient = reciprocal.quotient(quotient); });
 #pragma unroll
-    for (int i = 0; i < 2; ++i) codes.word[i] = ptx::cvt_rn_satfinite_e2m1x8_units_below_7(quotients[i]) & keep;
+    for (int i = 0; i < 2; ++i) codes.word[i] = ptx::cvt_rn_satfinite_e2m1x8_units_below_7(quotients[i]);
     return scale.code;
 }
 
@@ -248,6 +262,7 @@ struct Produced {
     QuantizedRows quantized;   // [rows, cols], if its format is not `none`
     int64_t rows;
     int cols;
+    bool splits;   // whether tile::SplitReciprocal serves the global scale
 
     __device__ bool quantizes() const { return quantized.format != EndingFormat::none; }
 
@@ -289,7 +304,7 @@ struct Produced {
     // Moves a Row `step` rows on, to row `number`.
     template <Form form>
     __device__ void move(Row &row, uint32_t number, uint32_t step) const {
-        row.number = number, row.present = number < rows;
+        row.number = number, row.present = number < uint32_t(rows);
         if constexpr (quantizes(form)) {
             row.codes += step * quantized.code_bytes;
             if (quantized.places.swizzled) row.scales = quantized.scales + scales_of(number);
@@ -323,26 +338,43 @@ struct Produced {
             out.store_of<whole, __half>(row.out, column, cols - column, stored, values);
         } else if constexpr (form == Form::f32) {
             out.store_of<whole, float>(row.out, column, cols - column, stored, values);
-        } else if constexpr (form == Form::mxfp8) {
-            store_mx<tile::E4m3>(row, column, stored, values);
-        } else if constexpr (form == Form::mxfp4) {
-            store_mx<tile::E2m1>(row, column, stored, values);
-        } else if constexpr (form == Form::nvfp4) {
-            store_nvfp4<false>(row, column, stored, values);
+        } else if constexpr (quantizes(form) && form != Form::any) {
+            store_codes<form>(row, column, stored, values);
         } else if (!quantizes()) {
             out.store<whole>(row.out, column, cols - column, stored, values);
         } else if constexpr (whole) {
             if (quantized.format == EndingFormat::nvfp4) {
                 tile::with_nvfp4_rule(quantized.rule, [&](auto better_of_two) {
-                    store_nvfp4<better_of_two>(row, column, stored, values);
+                    store_codes<Form::nvfp4, better_of_two>(row, column, stored, values);
                 });
             } else if (quantized.format == EndingFormat::mxfp4) {
-                store_mx<tile::E2m1>(row, column, stored, values);
+                store_codes<Form::mxfp4>(row, column, stored, values);
             } else {
-                store_mx<tile::E4m3>(row, column, stored, values);
+                store_codes<Form::mxfp8>(row, column, stored, values);
             }
         } else {
             quantized.store(row.number, column, cols, row.present, values);
+        }
+    }
+
+    // Clears what SharePlaces leave of a thread's rows, first_row, first_row + step, ..., and its rows of padding. A
+    // row has `lanes` lanes.
+    template <Form form>
+    __device__ void clear_rest(uint32_t first_row, uint32_t step, int lane, int lanes) const {
+        if constexpr (quantizes(form)) {
+            const tile::ScalePlaces &places = quantized.places;
+            if (!places.swizzled) return;
+            const uint32_t end = this->end(), blocks = places.blocks, padded = places.padded_blocks();
+#pragma unroll 1
+            for (uint32_t row = first_row; row < end; row += step) {
+                if (row >= uint32_t(rows)) {
+                    clear<form>(row, lane, lanes);
+                } else {
+#pragma unroll 1
+                    for (uint32_t block = blocks + lane; block < padded; block += lanes)
+                        quantized.scales[places.at(row, block)] = 0;
+                }
+            }
         }
     }
 
@@ -357,24 +389,36 @@ struct Produced {
             *reinterpret_cast<uint32_t *>(first + of_row(block)) = 0;
     }
 
-private:
-    template <class Format>
-    __device__ void store_mx(const Row &row, int column, bool stored, const float (&values)[2][8]) const {
+    // Quantizes a lane's share. Returns the scale of its block.
+    template <Form form>
+    using CodesOf = tile::LaneCodes<form == Form::mxfp8 ? 8 : 4, 2>;
+    template <Form form, bool better_of_two = false>
+    __device__ uint32_t encode(const float (&values)[2][8], CodesOf<form> &codes) const {
         const tile::ScaleRule rule = tile::ScaleRule(quantized.rule);
-        tile::LaneCodes<Format::bits, 2> codes;
-        uint32_t scale;
-        if constexpr (Format::bits == 4) scale = encode_mxfp4_share(values, rule, codes);
-        else scale = encode_share<Format>(values, rule, codes);
-        if (stored) put<tile::mx_block>(row, column, codes, scale);
+        if constexpr (form == Form::mxfp8) {
+            return encode_share<tile::E4m3>(values, rule, codes);
+        } else if constexpr (form == Form::mxfp4) {
+            return encode_mxfp4_share(values, rule, codes);
+        } else {
+            tile::Nvfp4Global global(quantized.global_scale);
+            if constexpr (better_of_two) return encode_nvfp4_share<true>(values, global, codes);
+            if (!splits) global.most = -1.0f;   // no block is plain()
+            return encode_nvfp4_block(values, global, codes);
+        }
     }
-    template <bool better_of_two>
-    __device__ void store_nvfp4(const Row &row, int column, bool stored, const float (&values)[2][8]) const {
-        const tile::Nvfp4Global global(quantized.global_scale);
-        tile::LaneCodes<4, 2> codes;
-        uint32_t scale;
-        if constexpr (better_of_two) scale = encode_nvfp4_share<true>(values, global, codes);
-        else scale = encode_nvfp4_block(values, global, codes);
-        if (stored) put<tile::nvfp4_block>(row, column, codes, scale);
+
+    template <Form form>
+    static constexpr int block_of = form == Form::nvfp4 ? tile::nvfp4_block : tile::mx_block;
+
+private:
+    template <Form form>
+    friend struct SharePlaces;
+
+    template <Form form, bool better_of_two = false>
+    __device__ void store_codes(const Row &row, int column, bool stored, const float (&values)[2][8]) const {
+        CodesOf<form> codes;
+        const uint32_t scale = encode<form, better_of_two>(values, codes);
+        if (stored) put<block_of<form>>(row, column, codes, scale);
     }
 
     // places.at(row, 0), with less arithmetic.
@@ -403,6 +447,59 @@ private:
         if (!places.swizzled || places.blocks % tile::scale_tile_blocks == 0 || column + block < cols) return;
 #pragma unroll 1
         for (uint32_t behind = at + 1; behind < places.padded_blocks(); ++behind) row.scales[of_row(behind)] = 0;
+    }
+};
+
+// The places of a lane's two shares, `apart` columns apart, of rows that a loop goes through in steps of `step` rows,
+// which take few instructions. Scales behind the last block are left to clear_rest().
+template <Form form>
+struct SharePlaces {
+    static constexpr int bits = form == Form::mxfp8 ? 8 : 4, block = Produced::block_of<form>;
+    const Produced &y;
+    Produced::Row row;   // where codes and scales of the first share are
+    int columns[2];
+    // In bytes. Opaque, so that the compiler does not work them out for every row.
+    int codes_apart, scales_apart, codes_step, scales_step;
+
+    __device__ SharePlaces(const Produced &y, uint32_t number, uint32_t step, int column, int apart)
+        : y(y), row(y.row<form>(number)), columns{column, column + apart} {
+        if constexpr (Produced::quantizes(form)) {
+            const uint32_t scale = y.of_row(column / block);
+            row.codes += column * bits / 8, row.scales += scale;
+            codes_apart = ptx::of_this_branch(apart * bits / 8);
+            scales_apart = ptx::of_this_branch(int(y.of_row((column + apart) / block) - scale));
+            codes_step = ptx::of_this_branch(int(step * y.quantized.code_bytes));
+            scales_step =
+                ptx::of_this_branch(int(y.quantized.places.swizzled ? scale : step * y.quantized.places.stride));
+        }
+    }
+
+    // Stores share 0 or 1 of the row. Called by the whole warp.
+    __device__ void store(int share, bool there, float (&values)[2][8]) const {
+        if constexpr (Produced::quantizes(form)) {
+            Produced::CodesOf<form> codes;
+            const uint32_t scale = y.encode<form>(values, codes);
+            if (!there || !row.present) return;
+            const uint32_t (&word)[decltype(codes)::words] = codes.word;
+            uint8_t *const target = row.codes + share * codes_apart;
+            if constexpr (bits == 4) tile::store(target, uint2{word[0], word[1]});
+            else tile::store(target, uint4{word[0], word[1], word[2], word[3]});
+            if (block == produce_share || columns[0] % block == 0) row.scales[share * scales_apart] = scale;
+        } else {
+            y.store<true, form>(row, columns[share], values);
+        }
+    }
+
+    // Moves to row `number`, a step on.
+    __device__ void move(uint32_t number, uint32_t step) {
+        if constexpr (Produced::quantizes(form)) {
+            row.present = number < uint32_t(y.rows);
+            row.codes += codes_step;
+            if (y.quantized.places.swizzled) row.scales = y.quantized.scales + scales_step + y.scales_of(number);
+            else row.scales += scales_step;
+        } else {
+            y.move<form>(row, number, step);
+        }
     }
 };
 
@@ -435,7 +532,8 @@ __device__ inline Produced produced(const OutputRows &out, uint8_t *codes, uint8
     return {TypedRows<char>(out),
             {format, codes, scales, code_bytes, {blocks, blocks, swizzled != 0}, rule, global ? *global : 1.0f},
             rows,
-            cols};
+            cols,
+            format == EndingFormat::nvfp4 && tile::SplitReciprocal::serves(global ? *global : 1.0f)};
 }
 
 // Loops over the shares of all rows, for kernels that compute a share from the same columns of their input. load(whole,
