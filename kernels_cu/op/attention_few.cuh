@@ -96,7 +96,9 @@ struct FewSource {
     PagedRows rows;
     RowFormat format;
     int tile_dim, batch;   // batch: units
-    bool packed, whole;    // whether scales are packed, and whether whole units can be copied by fetch_whole()
+    // Whether scales are packed, whether whole units can be copied by fetch_whole(), whether units are columns, and
+    // whether scales are aligned. There is no padding behind them, which a copy would read.
+    bool packed, whole, columns, aligned;
 };
 
 // How a block divides the work. A block has one warp for each quarter of a multiprocessor. With several blocks to a
@@ -437,14 +439,15 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     // The warps share a single chunk, one tile each. The state of the softmax then goes from warp to warp.
     const bool shares = end_tile <= UnitCursor<units>::chunk_tiles && end_tile - first_tile > 1;
     UnitCursor<units> coming(first_node, end_node, node_step, first_tile, end_tile, warp, shares);
-    // Whether units of an array can be copied by fetch_whole().
-    const auto copies_whole = [&](const CachedArray &array, const PagedRows &from, bool packed) {
-        return table.shift >= 0 && array.tile_dim == 0 && (array.format == RowFormat::plain || from.aligned || packed);
+    // What copies read.
+    const auto made_source = [&](const CachedArray &array, const PagedRows &rows, int batch, bool packed,
+                                 bool columns) {
+        const bool whole =
+            table.shift >= 0 && array.tile_dim == 0 && (array.format == RowFormat::plain || rows.aligned || packed);
+        return FewSource{rows, array.format, array.tile_dim, batch, packed, whole, columns, rows.aligned};
     };
-    const FewSource k_source{k_rows,       cached.k.format, cached.k.tile_dim,
-                             ring.k_batch, k_packed,        copies_whole(cached.k, k_rows, k_packed)},
-        v_source{v_rows,       cached.v.format, cached.v.tile_dim,
-                 ring.v_batch, v_packed,        copies_whole(cached.v, v_rows, v_packed)};
+    const FewSource k_source = made_source(cached.k, k_rows, ring.k_batch, k_packed, false),
+                    v_source = made_source(cached.v, v_rows, ring.v_batch, v_packed, cached.v.has_columns());
     if constexpr (Tiling::shares_sources) {
         if (threadIdx.x == 0) shared.sources[0] = k_source, shared.sources[1] = v_source;
         ptx::bar_sync();   // all threads see them
@@ -484,8 +487,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         if (source.tile_dim) {
             const char *tile =
                 from.code_strides.row(from.codes, problem.batch, problem.first_tile(Tiling::keys) + coming.tile);
-            if (!keys && format != RowFormat::plain)
-                return Units::copy_columns(target, format, tile, part, source.tile_dim);
+            if (source.columns) return Units::copy_columns(target, format, tile, part, source.tile_dim);
             const tile::TileRows rows(source.tile_dim * tile::bits_of(format) / 8, keys);
             const int first_row = part * tile::cached_rows;
             Units::copy_rows(target, format, keys, [&](int row, int chunk) {
@@ -507,7 +509,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             return from_row ? from_row + 16 * chunk : nullptr;
         });
         if (format != RowFormat::plain)
-            Units::copy_scales(unit, format, from.scale_bytes, from.aligned, source.packed,
+            Units::copy_scales(unit, format, from.scale_bytes, source.aligned, source.packed,
                                [&](int row) { return row_of(from.scales, from.scale_strides, row); });
     };
     // Copies a batch of units, each within one page, from key `first` on. Keys that no row sees become zeros.
@@ -543,8 +545,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             if (source.whole && (all_shown || !source.packed)) {
                 fetch_whole(source, keys, static_cast<unsigned>(coming.tile) * units % chunk_units + part, first);
             } else {
-                const bool columns = !keys && source.tile_dim > 0 && source.format != RowFormat::plain;
-                const int bytes = columns ? Units::column_bytes(source.format) : Units::bytes(source.format);
+                const int bytes = source.columns ? Units::column_bytes(source.format) : Units::bytes(source.format);
 #pragma unroll 1
                 for (int i = 0; i < batch; ++i) fetch_unit(part + i, arena + filled + i * bytes);
             }
