@@ -4,7 +4,6 @@ import numpy as np
 
 from ..accuracy import Tolerance
 from ..array import DeviceArray
-from ..backend import Backend
 from ..blocks import BLOCK_FORMATS
 from ..declaration import In, InOut, Out, Scalar, in_parts, loose, strided, unaligned
 from ..formats import bf16, f16, f32, i32, u8
@@ -52,10 +51,12 @@ def splits_of_nodes(nodes: int, blocks: int, multiprocessors: int, held: int, re
     return -(-nodes // -(-nodes // max(min(requested, nodes), 1)))
 
 
-def held_blocks(backend: Backend, dim: int, dim_v: int, rows: int) -> int:
-    """Return how many blocks of attention for so many rows a multiprocessor holds, at least two, of which one waits."""
+def held_blocks(array: DeviceArray, dim: int, dim_v: int, rows: int) -> int:
+    """Return how many blocks of attention for so many rows a multiprocessor of an array's device holds. It counts as
+    two where it holds one, so that one can wait.
+    """
     unit = attention_few.unit_for(dict(dim=dim, dim_v=dim_v, rows=min(rows, max(BLOCK_ROWS))))
-    return max(backend.module(unit.name).facts(attention_few.entries(unit)[0]).min_blocks, 2)
+    return max(array.backend.module(unit.name).facts(attention_few.entries(unit)[0]).min_blocks, 2)
 
 
 def writes_outputs(nodes: int, target: DeviceArray) -> bool:

@@ -502,7 +502,7 @@ def _attend_few(call: _Paged, place: Place, q: DeviceArray, options: dict, **res
         arrays["k_global"] = cache.k_global
     queries = q.shape[3] if call.cu_seqlens is None else min(q.shape[3], FEW_QUERIES)
     sequences, row_blocks = options["key_ends"].shape[0], -(-call.group * queries // 16)
-    held = held_blocks(cache.backend, cache.dim, cache.dim_v, call.group * q.shape[3])
+    held = held_blocks(q, cache.dim, cache.dim_v, call.group * q.shape[3])
     splits = splits_of_nodes(
         nodes, cache.heads * row_blocks * sequences, cache.backend.multiprocessors, held, call.splits
     )
