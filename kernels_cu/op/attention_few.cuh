@@ -91,6 +91,16 @@ struct FinishedRows {
     float max[rows], sum[rows];
 };
 
+// Keys or values of a head, as the copies of a block take them.
+struct FewSource {
+    PagedRows rows;
+    RowFormat format;
+    int tile_dim, batch;   // batch: units
+    // Whether scales are packed, whether whole units can be copied by fetch_whole(), whether units are columns, and
+    // whether scales are aligned. There is no padding behind them, which a copy would read.
+    bool packed, whole, columns, aligned;
+};
+
 // How a block divides the work. A block has one warp for each quarter of a multiprocessor. With several blocks to a
 // multiprocessor, a quarter computes for one while others wait for data. On GeForce Blackwell the rings of two blocks
 // are just long enough for its bandwidth.
@@ -102,21 +112,26 @@ struct FewTiling {
     static constexpr int warps = node_chunks, threads = 32 * warps;
     static constexpr int keys = tile::tile_keys, units = keys / tile::cached_rows;   // of a tile
     static constexpr int exchanged =
-        (dim <= 128 ? 64 : 128) / octets;   // columns of a node that warps exchange at once
-    static constexpr int blocks = dim <= 128 ? 2 : 1;
+        (dim <= 128 ? 64 : 128) / octets;                        // columns of a node that warps exchange at once
+    static constexpr int blocks = tile::few_blocks<dim, rows>;   // of a multiprocessor
     using Node = tile::WarpNode<exchanged, octets>;
     using State = tile::WarpNode<dim, octets>;
     using Finished = FinishedRows<dim, rows>;
     static constexpr bool keeps_q = dim <= 64;   // in registers; else in shared memory
+    // Eight rows are B of the first product, and its sums are turned where a node is; 16 rows are A.
+    static constexpr bool turns_scores = octets == 1;
+    using Query = std::conditional_t<turns_scores, tile::FragmentB, tile::FragmentA>;
+    // For keys in CachedMxfp8Half, Q is there in f16, too.
+    static constexpr bool has_halves = tile::is_bf16<Element> && dim == 128 && turns_scores;
     // Whether the scores of a tile are in registers; else where a node is. A local variable of a thread would wait for
     // all copies.
-    static constexpr bool keeps_scores = dim <= 128 || octets == 1;
+    static constexpr bool keeps_scores = dim <= 128 || turns_scores;
     static constexpr int spilled = dim > 128 && octets > 1 ? 1472 : 0;   // bytes; O takes most registers
 
     // Shared memory of a warp: first room for an expanded unit of columns or for a node, then the ring.
     static constexpr int unit_bytes = sizeof(typename Units::Columns);
     static constexpr int expanded_bytes = unit_bytes > int(sizeof(Node)) ? unit_bytes : int(sizeof(Node));
-    static constexpr int arena_bytes = tile::few_arena_bytes<dim>;
+    static constexpr int arena_bytes = tile::few_arena_bytes<dim, rows>;
 
     // The units of rows that a warp copies, waits for and multiplies at once: as many as leave three such batches in
     // the ring, or two in a large one. O of larger heads leaves registers for one unit alone.
@@ -130,10 +145,17 @@ struct FewTiling {
     struct alignas(128) Arena {
         char bytes[arena_bytes];
     };
-    struct Shared {
+    struct Work {
         Arena arena[warps];
-        tile::FragmentA q[keeps_q ? 1 : dim / 16][32];
+        Query q[has_halves ? 2 : 1][keeps_q ? 1 : dim / 16][32];
     };
+    struct WorkAndSources : Work {
+        FewSource sources[2];   // keys, values
+    };
+    // Many blocks leave few registers, so that sources are in shared memory.
+    static constexpr bool shares_sources = blocks > 2;
+    using Shared = std::conditional_t<shares_sources, WorkAndSources, Work>;
+    static_assert(!turns_scores || sizeof(tile::TurnedScores) <= sizeof(Node), "they replace a node");
     static_assert(sizeof(State) <= sizeof(Arena) && sizeof(Finished) <= sizeof(Arena), "they replace an empty ring");
     static_assert(sizeof(Node) % 128 == 0 && sizeof(Shared) <= ptx::shared_bytes_per_block, "the rings fit");
 };
@@ -417,6 +439,23 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     // The warps share a single chunk, one tile each. The state of the softmax then goes from warp to warp.
     const bool shares = end_tile <= UnitCursor<units>::chunk_tiles && end_tile - first_tile > 1;
     UnitCursor<units> coming(first_node, end_node, node_step, first_tile, end_tile, warp, shares);
+    // What copies read.
+    const auto made_source = [&](const CachedArray &array, const PagedRows &rows, int batch, bool packed,
+                                 bool columns) {
+        const bool whole =
+            table.shift >= 0 && array.tile_dim == 0 && (array.format == RowFormat::plain || rows.aligned || packed);
+        return FewSource{rows, array.format, array.tile_dim, batch, packed, whole, columns, rows.aligned};
+    };
+    const FewSource k_source = made_source(cached.k, k_rows, ring.k_batch, k_packed, false),
+                    v_source = made_source(cached.v, v_rows, ring.v_batch, v_packed, cached.v.has_columns());
+    if constexpr (Tiling::shares_sources) {
+        if (threadIdx.x == 0) shared.sources[0] = k_source, shared.sources[1] = v_source;
+        ptx::bar_sync();   // all threads see them
+    }
+    const auto source_of = [&](bool keys) {   // a copy: references would put both in local memory
+        if constexpr (Tiling::shares_sources) return shared.sources[keys ? 0 : 1];
+        else return keys ? k_source : v_source;
+    };
     int filled = ring.begin;   // offset of the next slot
     // The pages of the units of this warp's chunk of a node: lanes i and i + 16 hold that of unit i. They are loaded
     // one node ahead.
@@ -431,7 +470,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     const char *codes_here = nullptr, *scales_here = nullptr;
     const auto find_units = [&](int chunk) {
         const bool keys = tile::lane_group<chunk_units>() == 0;
-        const PagedRows rows = keys ? k_rows : v_rows;
+        const PagedRows rows = source_of(keys).rows;
         const int row = table.row_of((chunk * chunk_units + tile::lane_unit<chunk_units>()) * tile::cached_rows);
         codes_here = rows.code_strides.row(rows.codes, pages_next, row);
         scales_here = rows.scale_strides.row(rows.scales, pages_next, row);
@@ -442,21 +481,20 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(unit));
         const int first = coming.tile * Tiling::keys + part * tile::cached_rows;
         const bool keys = coming.part < units;
-        const CachedArray array = keys ? cached.k : cached.v;   // copies: references would put both in local memory
-        const PagedRows from = keys ? k_rows : v_rows;
-        const RowFormat format = array.format;
-        if (array.tile_dim) {
+        const FewSource source = source_of(keys);
+        const PagedRows from = source.rows;
+        const RowFormat format = source.format;
+        if (source.tile_dim) {
             const char *tile =
                 from.code_strides.row(from.codes, problem.batch, problem.first_tile(Tiling::keys) + coming.tile);
-            if (!keys && format != RowFormat::plain)
-                return Units::copy_columns(target, format, tile, part, array.tile_dim);
-            const tile::TileRows rows(array.tile_dim * tile::bits_of(format) / 8, keys);
+            if (source.columns) return Units::copy_columns(target, format, tile, part, source.tile_dim);
+            const tile::TileRows rows(source.tile_dim * tile::bits_of(format) / 8, keys);
             const int first_row = part * tile::cached_rows;
             Units::copy_rows(target, format, keys, [&](int row, int chunk) {
                 return chunk < rows.chunks ? tile + 16 * rows.index(first_row + row, chunk) : nullptr;
             });
             if (format == RowFormat::plain) return;
-            const int blocks = tile::blocks_of(format, array.tile_dim), step = ceil_div(blocks, 4) * 4;
+            const int blocks = tile::blocks_of(format, source.tile_dim), step = ceil_div(blocks, 4) * 4;
             const char *scales = tile + 16 * Tiling::keys * rows.chunks + first_row * step;
             Units::copy_scales(unit, format, blocks, true, false, [&](int row) { return scales + row * step; });
             return;
@@ -471,49 +509,43 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             return from_row ? from_row + 16 * chunk : nullptr;
         });
         if (format != RowFormat::plain)
-            Units::copy_scales(unit, format, from.scale_bytes, from.aligned, keys ? k_packed : v_packed,
+            Units::copy_scales(unit, format, from.scale_bytes, source.aligned, source.packed,
                                [&](int row) { return row_of(from.scales, from.scale_strides, row); });
     };
     // Copies a batch of units, each within one page, from key `first` on. Keys that no row sees become zeros.
-    const auto fetch_whole = [&](bool keys, int unit, int first) {
-        const PagedRows from = keys ? k_rows : v_rows;
+    const auto fetch_whole = [&](const FewSource &source, bool keys, int unit, int first) {
+        const PagedRows &from = source.rows;
         const typename Units::WholeRows codes{static_cast<unsigned>(from.code_strides.token), from.chunks},
             scales{static_cast<unsigned>(from.scale_strides.token), from.scale_bytes};
         unit += keys ? 0 : chunk_units;
-        tile::with_format<Element>(keys ? cached.k.format : cached.v.format, [&](auto format) {
+        tile::with_format<Element>(source.format, [&](auto format) {
             using Format = decltype(format);
             Units::template copy_whole<Format, Tiling::template batch<Format>>(
-                arena_address + filled, keys, first_key - first, end_key - first, codes, scales,
-                keys ? k_packed : v_packed, [&](int i) { return tile::of_unit(codes_here, unit + i); },
+                arena_address + filled, keys, first_key - first, end_key - first, codes, scales, source.packed,
+                [&](int i) { return tile::of_unit(codes_here, unit + i); },
                 [&](int i) { return tile::of_unit(scales_here, unit + i); });
         });
     };
-    // Whether units of an array can be copied by fetch_whole().
-    const auto copies_whole = [&](const CachedArray &array, const PagedRows &from, bool packed) {
-        return table.shift >= 0 && array.tile_dim == 0 && (array.format == RowFormat::plain || from.aligned || packed);
-    };
-    const bool k_whole = copies_whole(cached.k, k_rows, k_packed), v_whole = copies_whole(cached.v, v_rows, v_packed);
     // Starts copying the next batch as one group of copies. Behind the last batch groups are empty, so that the count
     // of wait() stays right.
     const auto fetch = [&]() __attribute__((always_inline)) {   // a tile is a whole number of batches
         if (coming.there()) {
-            const int part = coming.part % units, first = coming.tile * Tiling::keys + part * tile::cached_rows;
+            const int part = static_cast<unsigned>(coming.part) % units,
+                      first = coming.tile * Tiling::keys + part * tile::cached_rows;
             if (found != coming.node) {
                 found = coming.node;
                 find_units(found * node_chunks + (shares ? 0 : warp));
                 pages_next = pages_of(found + node_step);
             }
             const bool keys = coming.part < units;
-            const int batch = keys ? ring.k_batch : ring.v_batch;
+            const FewSource source = source_of(keys);
+            const int batch = source.batch;
             // Packed scales of two rows are copied at once, so both rows must be keys that rows of Q see.
             const bool all_shown = first >= first_key && first + batch * tile::cached_rows <= end_key;
-            if ((keys ? k_whole : v_whole) && (all_shown || !(keys ? k_packed : v_packed))) {
-                fetch_whole(keys, coming.tile * units % chunk_units + part, first);
+            if (source.whole && (all_shown || !source.packed)) {
+                fetch_whole(source, keys, static_cast<unsigned>(coming.tile) * units % chunk_units + part, first);
             } else {
-                const CachedArray array =
-                    keys ? cached.k : cached.v;   // copies: references would put both in local memory
-                const int bytes =
-                    !keys && array.has_columns() ? Units::column_bytes(array.format) : Units::bytes(array.format);
+                const int bytes = source.columns ? Units::column_bytes(source.format) : Units::bytes(source.format);
 #pragma unroll 1
                 for (int i = 0; i < batch; ++i) fetch_unit(part + i, arena + filled + i * bytes);
             }
@@ -527,24 +559,29 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     tile::load_queries<Element, dim, octets>(all_q, options.dim, [&](int row) {
         return first_row + row < end_row ? q + problem.at(q_strides, first_row + row) : nullptr;
     });
-    // For keys in CachedMxfp8Half, rows 8 .. 15 of A are Q in f16. Each format ignores the sums of the other rows.
-    constexpr bool has_halves = tile::is_bf16<Element> && dim == 128 && octets == 1;
+    constexpr bool has_halves = Tiling::has_halves;
+    constexpr int words = sizeof(typename Tiling::Query) / 4;   // of a lane
     bool halves = has_halves && cached.k.format == RowFormat::mxfp8;
+    typename Tiling::Query kept_q[dim / 16];
+#pragma unroll
+    for (int step = 0; step < dim / 16; ++step)
+#pragma unroll
+        for (int i = 0; i < words; ++i) kept_q[step][i] = all_q[step][4 / words * i];
     if constexpr (!Tiling::keeps_q) {
 #pragma unroll
         for (int step = 0; step < dim / 16; ++step)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                uint32_t pairs = all_q[step][i];
-                if (has_halves && i % 2 == 1) pairs = tile::lifted_half(all_q[step][i - 1], halves);
-                tile::of_lane(shared.q[step])[i] = pairs;   // equal in all warps
+            for (int i = 0; i < words; ++i) {   // equal in all warps
+                tile::of_lane(shared.q[0][step])[i] = kept_q[step][i];
+                if constexpr (has_halves)
+                    tile::of_lane(shared.q[1][step])[i] = tile::lifted_half(kept_q[step][i], halves);
             }
         ptx::bar_sync();   // all threads see Q
     }
     halves = !ptx::vote_sync_any(!halves);
-    const auto query = [&](int step) -> const tile::FragmentA & {
-        if constexpr (Tiling::keeps_q) return all_q[step];
-        else return tile::of_lane(shared.q[step]);
+    const auto query = [&](int kind, int step) -> const typename Tiling::Query & {
+        if constexpr (Tiling::keeps_q) return kept_q[step];
+        else return tile::of_lane(shared.q[kind][step]);
     };
 
     // Factors of scores and outputs, and the state of reading.
@@ -602,6 +639,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             return reinterpret_cast<typename Tiling::Node *>(arena)->accumulator(j / Tiling::Node::tiles,
                                                                                  j % Tiling::Node::tiles);
         };
+        tile::TurnedScores &turned = *reinterpret_cast<tile::TurnedScores *>(arena);
         // The state of the softmax after a tile of a shared chunk, which the warp of the next tile continues. Each pair
         // of neighbors has a barrier of its own, so that no other warp waits.
         const auto state_of = [&](int tile) ->
@@ -647,30 +685,54 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
 #pragma unroll
                         for (auto &pairs : of_octet) ptx::forget(pairs[0]), ptx::forget(pairs[1]);
                     Units::template with_format_of<mx_batch, half_batch>(cached.k.format, slot, halves, [&](auto of) {
-                        constexpr int groups = 2 * Tiling::template batch<decltype(of)>;
-                        constexpr int at_once = dim > 128 ? 1 : groups;
-                        if constexpr (Tiling::keeps_scores) {
+                        constexpr int in_batch = Tiling::template batch<decltype(of)>;
+                        if constexpr (Tiling::turns_scores) {
+                            // Two units at a time: more would occupy registers without need, since expansion hides
+                            // the latency of MMAs.
+                            constexpr bool half = tile::is_half<decltype(of)>;
+                            constexpr int at_once = in_batch < 2 ? 1 : 2;
+#pragma unroll 1
+                            for (int i = 0; i < in_batch; i += at_once) {
+                                tile::Accumulator sums[at_once] = {};
+                                Units::multiply_queries(
+                                    sums, slot + i * Units::template row_bytes<decltype(of)>(), k_packed,
+                                    [&](int at) -> const tile::FragmentB & { return query(half ? 1 : 0, at); }, of);
 #pragma unroll
-                            for (auto &of_octet : s) move_up<groups>(of_octet);
-                        }
+                                for (int j = 0; j < at_once; ++j)
+                                    turned.store(step + i + j, sums[j], half ? 0x1p-16f : 1.0f);
+                            }
+                        } else {
+                            constexpr int groups = 2 * in_batch, at_once = dim > 128 ? 1 : groups;
+                            if constexpr (Tiling::keeps_scores) {
 #pragma unroll
-                        for (int group = 0; group < groups; group += at_once) {
-                            tile::Accumulator sums[at_once] = {};
-                            Units::multiply_keys(sums, slot, group, k_packed, query, of);
+                                for (auto &of_octet : s) move_up<groups>(of_octet);
+                            }
 #pragma unroll
-                            for (int j = 0; j < at_once; ++j) {
-                                if constexpr (Tiling::keeps_scores) {
+                            for (int group = 0; group < groups; group += at_once) {
+                                tile::Accumulator sums[at_once] = {};
+                                Units::multiply_keys(
+                                    sums, slot, group, k_packed, [&](int at) -> const auto & { return query(0, at); },
+                                    of);
 #pragma unroll
-                                    for (int i = 0; i < 2 * octets; ++i)
-                                        s[i / 2][2 * units - groups + group + j][i % 2] =
-                                            tile::is_half<decltype(of)> ? sums[j][i + 2] * 0x1p-16f : sums[j][i];
-                                } else {
-                                    scores_at(2 * step + group + j) = {sums[j][0], sums[j][1], sums[j][2], sums[j][3]};
+                                for (int j = 0; j < at_once; ++j) {
+                                    if constexpr (Tiling::keeps_scores) {
+#pragma unroll
+                                        for (int i = 0; i < 2 * octets; ++i)
+                                            s[i / 2][2 * units - groups + group + j][i % 2] = sums[j][i];
+                                    } else {
+                                        scores_at(2 * step + group + j) = {sums[j][0], sums[j][1], sums[j][2],
+                                                                           sums[j][3]};
+                                    }
                                 }
                             }
                         }
                     });
                     if (step + batch < units) continue;
+                    if constexpr (Tiling::turns_scores) {
+                        ptx::bar_warp_sync();   // all lanes see the scores
+#pragma unroll
+                        for (int j = 0; j < 2 * units; ++j) turned.load(s[0][j], j);
+                    }
                     if (shares && here.tile > first_tile) continue_after(here.tile - 1);
                     if (problem.transforms_scores()) {
                         tile::Accumulator some[1][2 * units] = {};

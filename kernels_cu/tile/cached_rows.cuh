@@ -36,11 +36,17 @@ namespace tile {
 
 constexpr int cached_rows = 16;   // keys of a unit
 
-// Bytes of shared memory of each warp in attention of few queries. With heads of up to 128, two blocks of four warps
-// fit a multiprocessor. Larger rings, where they fit, hide the memory latency of a Hopper.
-template <int dim>
+// Blocks of four warps that a multiprocessor holds in attention of few queries, and bytes of shared memory of each
+// warp. On a Hopper, many warps with eight rows hide each other's latency; other forms have larger rings there, which
+// hide that of its memory.
+template <int dim, int rows>
+constexpr int few_blocks = dim > 128                                                             ? 1
+                           : dim == 128 && rows == 8 && ptx::shared_bytes_per_block > 128 * 1024 ? 4
+                                                                                                 : 2;
+template <int dim, int rows>
 constexpr int few_arena_bytes = dim > 128                                   ? 23040
                                 : ptx::shared_bytes_per_block <= 128 * 1024 ? 11520
+                                : few_blocks<dim, rows> > 2                 ? 13184
                                                                             : 26880;
 
 // The formats of rows, as numbered by scalars of entries: values in 16 bits, or codes with scales.
@@ -112,7 +118,8 @@ struct CachedNvfp4 {
         const uint32_t pair = ptx::cvt_rn_f16x2_ue4m3x2(bytes);
         if constexpr (is_bf16<Element>) {   // bf16 pairs of e2m1 codes are 2^-126 times the values
             const float2 values = unpack_pair(pair, __half{});
-            return ptx::cvt_rn_bf16x2_f32(values.y * 0x1p119f, values.x * 0x1p119f);
+            constexpr uint32_t lift = 0x7b007b00u;   // 2^119
+            return ptx::mul_bf16x2(ptx::cvt_rn_bf16x2_f32(values.y, values.x), lift);
         } else {   // 2^-14
             return multiply_pair(pair, 0x58005800u, __half{});
         }
@@ -498,42 +505,30 @@ struct CachedUnits {
     // all groups use before the next.
     template <int groups, class Format, class Query>
     __device__ static void multiply_keys(Accumulator (&sum)[groups], const char *units, int group, bool packed,
-                                         Query &&q, Format) {
-        const int key = ptx::laneid() / 4, first = ptx::laneid() % 4 * (dim / 4);
-        // Values of a load, and loads in the code: rolled loops keep the code of a tile within the instruction cache.
-        constexpr int most = dim <= 128 && Format::bits < 16 ? 16 : 128 / Format::bits;
-        constexpr int at_once = dim / 4 < most ? dim / 4 : most;
-        constexpr int unrolled = dim <= 128 && Format::bits == 16 ? dim / 4 / at_once : 1;
-        using Scales = KeyScales<Format, at_once>;
-        Scales scales[groups];
-        const auto unit_of = [&](int j) { return units + (group + j) / 2 * row_bytes<Format>(); };
-        const auto row_of = [&](int j) { return 8 * ((group + j) % 2) + key; };
-        const auto load_scales = [&](int value) {
+                                         Query &&q, Format of) {
+        for_keys<groups, 1>(
+            units, group, packed,
+            [&](int step, int j, const uint32_t (&pairs)[1][4]) {
+                multiply(sum[j], q(step), FragmentB{pairs[0][0], pairs[0][1]}, Multiplied<Format>{});
+                multiply(sum[j], q(step + 1), FragmentB{pairs[0][2], pairs[0][3]}, Multiplied<Format>{});
+            },
+            of);
+    }
+
+    // sum[i] += K Q^T of unit i, the same products for eight queries: keys are A, and q(step) is B of an MMA.
+    template <int units, class Format, class Query>
+    __device__ static void multiply_queries(Accumulator (&sum)[units], const char *first, bool packed, Query &&q,
+                                            Format of) {
+        for_keys<2 * units, 2>(
+            first, 0, packed,
+            [&](int step, int j, const uint32_t (&pairs)[2][4]) {
 #pragma unroll
-            for (int j = 0; j < groups; ++j) scales[j].load(unit_of(j), row_of(j), first + value, packed);
-        };
-        if constexpr (Scales::once) load_scales(0);
-#pragma unroll unrolled
-        for (int value = 0; value < dim / 4; value += at_once) {
-            if constexpr (!Scales::once) load_scales(value);
-            Share<at_once * Format::bits / 32> words[groups];
-#pragma unroll
-            for (int j = 0; j < groups; ++j)
-                words[j] = share<Format, at_once>(unit_of(j), true, row_of(j), (first + value) / at_once);
-#pragma unroll
-            for (int eight = 0; eight < at_once / 8; ++eight) {
-                const FragmentA &even = q(value / 4 + 2 * eight), &odd = q(value / 4 + 2 * eight + 1);
-#pragma unroll
-                for (int j = 0; j < groups; ++j) {
-                    uint32_t pairs[4];
-                    pairs_of_row<Format>(words[j].word + eight * Format::bits / 4, scales[j].of(value + 8 * eight),
-                                         pairs);
-                    using Multiplied = std::conditional_t<is_half<Format>, __half, Element>;
-                    multiply(sum[j], even, FragmentB{pairs[0], pairs[1]}, Multiplied{});
-                    multiply(sum[j], odd, FragmentB{pairs[2], pairs[3]}, Multiplied{});
-                }
-            }
-        }
+                for (int i = 0; i < 2; ++i)
+                    multiply(sum[j / 2],
+                             FragmentA{pairs[0][2 * i], pairs[1][2 * i], pairs[0][2 * i + 1], pairs[1][2 * i + 1]},
+                             q(step + i), Multiplied<Format>{});
+            },
+            of);
     }
 
     // The values of a unit as A, transposed, all columns: calls add(j, a) for column tiles 2 j and 2 j + 1.
@@ -608,6 +603,51 @@ struct CachedUnits {
     }
 
 private:
+    // The type of the MMAs of keys.
+    template <class Format>
+    using Multiplied = std::conditional_t<is_half<Format>, __half, Element>;
+
+    // Calls use(step, j, pairs) for MMAs `step` and step + 1 of keys 8 (group + j) .. of consecutive units, with two
+    // pairs for each MMA, and those of the next groups, `together` in all.
+    template <int groups, int together, class Format, class Use>
+    __device__ static void for_keys(const char *units, int group, bool packed, Use &&use, Format) {
+        const int key = ptx::laneid() / 4, first = ptx::laneid() % 4 * (dim / 4);
+        // Values of a load, and loads in the code: rolled loops keep the code of a tile within the instruction cache.
+        // Many groups load few values at a time, which occupy registers.
+        constexpr int most = dim <= 128 && Format::bits < 16 && groups > 4 * (together - 1) ? 16 : 128 / Format::bits;
+        constexpr int at_once = dim / 4 < most ? dim / 4 : most;
+        constexpr int unrolled = dim <= 128 && Format::bits == 16 ? dim / 4 / at_once : 1;
+        using Scales = KeyScales<Format, at_once>;
+        Scales scales[groups];
+        const auto unit_of = [&](int j) { return units + (group + j) / 2 * row_bytes<Format>(); };
+        const auto row_of = [&](int j) { return 8 * ((group + j) % 2) + key; };
+        const auto load_scales = [&](int value) {
+#pragma unroll
+            for (int j = 0; j < groups; ++j) scales[j].load(unit_of(j), row_of(j), first + value, packed);
+        };
+        if constexpr (Scales::once) load_scales(0);
+#pragma unroll unrolled
+        for (int value = 0; value < dim / 4; value += at_once) {
+            if constexpr (!Scales::once) load_scales(value);
+            Share<at_once * Format::bits / 32> words[groups];
+#pragma unroll
+            for (int j = 0; j < groups; ++j)
+                words[j] = share<Format, at_once>(unit_of(j), true, row_of(j), (first + value) / at_once);
+#pragma unroll
+            for (int eight = 0; eight < at_once / 8; ++eight) {
+#pragma unroll
+                for (int j = 0; j < groups; j += together) {
+                    uint32_t pairs[together][4];
+#pragma unroll
+                    for (int i = 0; i < together; ++i)
+                        pairs_of_row<Format>(words[j + i].word + eight * Format::bits / 4,
+                                             scales[j + i].of(value + 8 * eight), pairs[i]);
+                    use(value / 4 + 2 * eight, j, pairs);
+                }
+            }
+        }
+    }
+
     template <class Format>
     static constexpr int scales_of_chunk =
         Format::chunk_values > Format::block ? Format::chunk_values / Format::block : 1;
@@ -791,6 +831,29 @@ __device__ inline void copy(Accumulator &to, const Accumulator &from) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) to[i] = from[i];
 }
+
+// Scores of the keys of a tile for eight queries, on their way from sums of keys times queries, whose rows are keys, to
+// rows of queries: a row of queries for each key. Odd and even keys are swapped in every other four, so that
+// neither storing nor loading has bank conflicts.
+struct TurnedScores {
+    float2 pairs[tile_keys][4];
+
+    // Stores the sums of keys 16 unit .. 16 unit + 15, times `factor`.
+    __device__ void store(int unit, const Accumulator &sum, float factor) {
+        const int key = accumulator_row(0) ^ accumulator_row(0) / 4 % 2;
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            pairs[mma_rows * unit + 8 * half + key][ptx::laneid() % 4] = {sum[2 * half] * factor,
+                                                                          sum[2 * half + 1] * factor};
+    }
+    // The scores of query g and keys 8 j + 2 t and 8 j + 2 t + 1.
+    __device__ void load(float (&scores)[2], int j) const {
+        const float *rows = reinterpret_cast<const float *>(pairs) + accumulator_row(0);
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            scores[i] = rows[8 * (mma_columns * j + (accumulator_column(i) ^ accumulator_column(i) / 4 % 2))];
+    }
+};
 
 // The accumulators of a warp in shared memory, for another warp: `columns` columns of O as rows of accumulators, for
 // each 8 rows of Q.
