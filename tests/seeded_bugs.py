@@ -1153,14 +1153,6 @@ BUGS = [
     ),
     Bug(
         "around",
-        "members_keep_sums_that_only_the_first_has",
-        "attention_merge",
-        "op/merge_segments.cuh",
-        "node = node.each([&](float x) { return team.of(x, 0); });",
-        "",
-    ),
-    Bug(
-        "around",
         "segments_added_one_after_the_other",
         "attention_merge",
         "op/merge_segments.cuh",
