@@ -1,6 +1,6 @@
 // attention_merge: attention over segments of the keys, merged into attention over all of them.
 #include "kernel.cuh"
-#include "op/merge.cuh"
+#include "op/merge_segments.cuh"
 
 #define STRIDES(name) int64_t name##_batch, int64_t name##_head, int64_t name##_query, int64_t name##_column
 #define STRIDED(name) {name, name##_batch, name##_head, name##_query, name##_column}
@@ -21,7 +21,7 @@ KERNEL(attention_merge, .threads = {op::merge_threads}, .tile = {op::merge_tile}
  float *merged_sum,         // the same
  int natural, int splits, int batch, int heads, int queries, int width, int heads_kv, int dim_v, STRIDES(out_bf16),
  STRIDES(out_f16), STRIDES(out_f32)) {
-    op::merge({partial, row_max, row_sum, exact_sum, sinks, row_shift, v_global, natural != 0, splits, batch, heads,
-               queries, at_least_one(heads_kv), width, dim_v},
-              {STRIDED(out_bf16), STRIDED(out_f16), STRIDED(out_f32), lse, merged_max, merged_sum});
+    op::merge_segments({partial, row_max, row_sum, exact_sum, sinks, row_shift, v_global, natural != 0, splits, batch,
+                        heads, queries, at_least_one(heads_kv), width, dim_v},
+                       {STRIDED(out_bf16), STRIDED(out_f16), STRIDED(out_f32), lse, merged_max, merged_sum});
 }

@@ -149,10 +149,11 @@ class Packet(ABC):
 
     words: the parameters as a memoryview of 64-bit words, for addresses. raw: the same as bytes. `call()` launches in
     the queue of the latest `bind`. If it returns anything but (0,), `retry()` launches with full checks or raises the
-    reason. A packet belongs to one thread at a time.
+    reason. A packet belongs to one thread at a time. follows: whether it is always launched right behind another launch
+    of the same call, in the same queue; its maker sets this before the first `bind`.
     """
 
-    __slots__ = ("words", "raw", "size", "queue", "call")
+    __slots__ = ("words", "raw", "size", "queue", "call", "follows")
 
     def __init__(self, params: bytes):
         buffer = bytearray(-(-len(params) // 8) * 8 or 8)
@@ -162,6 +163,7 @@ class Packet(ABC):
         self.words = self.raw.cast("Q")
         self.queue: Queue | None = None
         self.call: Any = None
+        self.follows = False
 
     @abstractmethod
     def bind(self, queue: Queue) -> None:

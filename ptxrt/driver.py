@@ -302,13 +302,14 @@ class DriverPacket(Packet):
     extra: the address of the words that describe the buffer.
     """
 
-    __slots__ = ("_backend", "_sizes", "extra", "_keep", "_name", "_entry", "__weakref__")
+    __slots__ = ("_backend", "_sizes", "extra", "_keep", "_name", "_entry", "_config", "__weakref__")
 
     def __init__(self, backend: "DriverBackend", entry: Entry, grid, block, shared_bytes: int, params: bytes):
         super().__init__(params)
         self._backend = backend
         self._name = entry.name
         self._entry = entry  # its module must stay loaded
+        self._config: Any = None  # of early launches in a stream
         self._sizes = (entry.handle, *map(int, grid), *map(int, block), int(shared_bytes))
         buffer = (ctypes.c_char * len(self.raw)).from_buffer(self.raw)
         size = ctypes.c_size_t(self.size)
@@ -328,8 +329,18 @@ class DriverPacket(Packet):
 
         The call does not check the current context, which would cost up to a tenth of a launch. If another context, or
         none, is current, the driver refuses the launch, and `retry` makes the right one current.
+
+        An entry that waits may begin before the launch ahead has ended if that one is known: it waits for this launch
+        alone, and another library's kernel may end before those ahead of it.
         """
-        self.call = partial(self._backend._driver.cuLaunchKernel, *self._sizes, queue.native, 0, self.extra)
+        driver = self._backend._driver
+        if self.follows and self._entry.waits:
+            if self._config is None:
+                self._config = self._early()
+            self._config.hStream = queue.native
+            self.call = partial(driver.cuLaunchKernelEx, self._config, self._sizes[0], 0, self.extra)
+        else:
+            self.call = partial(driver.cuLaunchKernel, *self._sizes, queue.native, 0, self.extra)
         self.queue = queue
         self._backend._latest = self._name
 
@@ -338,19 +349,25 @@ class DriverPacket(Packet):
         if not self._entry.waits:
             self.launch(queue)
             return
+        config = self._early()
+        config.hStream = queue.native
+        with self._backend._entered():
+            _call("cuLaunchKernelEx", config, self._sizes[0], 0, self.extra, about=self._name)
+
+    def _early(self) -> Any:
+        """Make the configuration of a launch that may begin before the launch ahead has ended, without a stream."""
         driver = self._backend._driver
         early, config = driver.CUlaunchAttribute(), driver.CUlaunchConfig()
         value = driver.CUlaunchAttributeValue()
         value.programmaticStreamSerializationAllowed = 1
         early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         early.value = value
-        function, *sizes, config.sharedMemBytes = self._sizes
+        _, *sizes, config.sharedMemBytes = self._sizes
         for name, size in zip(("gridDim", "blockDim"), (sizes[:3], sizes[3:])):
             for axis, count in zip("XYZ", size):
                 setattr(config, name + axis, count)
-        config.hStream, config.attrs, config.numAttrs = queue.native, [early], 1
-        with self._backend._entered():
-            _call("cuLaunchKernelEx", config, function, 0, self.extra, about=self._name)
+        config.attrs, config.numAttrs = [early], 1
+        return config
 
     def retry(self) -> None:
         """Launch in the device's context; DriverError if that does not help."""

@@ -449,7 +449,7 @@ class _Writer:
                 f"    _w{i} = _memory(_backend, _alloc({nbytes}, _queue), {nbytes}, _queue)"
                 for i, nbytes in enumerate(self.recording.own)
             ),
-            *(f"    {line}" for plan, places, values in steps for line in self._launch(plan, places, values)),
+            *(f"    {line}" for i, step in enumerate(steps) for line in self._launch(*step, follows=i > 0)),
             *self.assigning("    "),
             f"    return {self.expression(self.recording.result)}",
         ]
@@ -465,8 +465,10 @@ class _Writer:
         memories[f"_m{place[0]}"] = f"_a{place[0]}.memory"
         return f"_m{place[0]}"
 
-    def _launch(self, plan: Plan, places: Sequence[Any], values: tuple) -> list[str]:
-        """Write one launch. Its packets are used by this launch alone and hold the fixed numbers already."""
+    def _launch(self, plan: Plan, places: Sequence[Any], values: tuple, follows: bool) -> list[str]:
+        """Write one launch. Its packets are used by this launch alone and hold the fixed numbers already. follows: as
+        of a packet.
+        """
         spare: list[Packet] = []
         varying = {
             argument.number: f"_g{i}"
@@ -478,6 +480,7 @@ class _Writer:
             made = plan.backend.packet(plan.entry, plan.grid, plan.block, plan.shared_bytes, plan.template)
             for scalar, value in zip(plan.scalars, values):
                 scalar.put(made, value)
+            made.follows = follows
             return made
 
         spare.append(packet())

@@ -63,6 +63,7 @@ class FakeCuda:
         self.streams = {}
         self.homes = {}  # stream -> its context, for streams created here
         self.captures = {}
+        self.ahead = {}  # stream -> the entry of its latest operation, None if that is no launch
         self.programs = {}
         self.modules = set()
         self.destroyed = set()  # streams
@@ -278,8 +279,9 @@ class FakeCuda:
 
     # Streams and events: each stream is (operations done, operations to do); an event is a position in such a list.
 
-    def _put(self, stream, action):
+    def _put(self, stream, action, entry=None):
         stream = int(stream)
+        self.ahead[stream] = entry
         assert stream not in self.destroyed, "a stream that is destroyed"
         if stream in self.captures:
             self.captures[stream].append(action)
@@ -328,6 +330,7 @@ class FakeCuda:
             return real.CUresult.CUDA_ERROR_INVALID_HANDLE
         done, todo = self.streams.setdefault(stream, ([], []))
         event.stream, event.points = stream, {stream: len(done) + len(todo)}
+        self.ahead[stream] = None
 
     def cuEventDestroy(self, event):
         pass
@@ -381,6 +384,9 @@ class FakeCuda:
     # Launching.
 
     def cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared_bytes, stream, params, extra):
+        return self._launch(function, shared_bytes, stream, params, extra)
+
+    def _launch(self, function, shared_bytes, stream, params, extra):
         if not self.contexts or self.contexts[-1] not in self.primaries:
             return real.CUresult.CUDA_ERROR_INVALID_CONTEXT
         if self.captures.get(int(stream), ()) is None:
@@ -401,15 +407,18 @@ class FakeCuda:
                 self._run_reference(function.entry.name, values)
 
         action.module = function.module
-        self._put(stream, action)
+        self._put(stream, action, function.entry)
 
     def cuLaunchKernelEx(self, config, function, params, extra):
         (attribute,) = config.attrs
         early = real.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         assert config.numAttrs == 1 and attribute.id == early
         assert attribute.value.programmaticStreamSerializationAllowed == 1 and function.entry.name
+        stream = int(config.hStream)
+        assert stream in self.captures or self.ahead.get(stream), "an early launch that follows no launch"
         sizes = [getattr(config, part + axis) for part in ("gridDim", "blockDim") for axis in "XYZ"]
-        return self.cuLaunchKernel(function, *sizes, config.sharedMemBytes, config.hStream, params, extra)
+        assert all(size > 0 for size in sizes)
+        return self._launch(function, config.sharedMemBytes, config.hStream, params, extra)
 
     def _check_inside(self, address, array, what):
         """Check that an array which begins inside an allocation also ends inside it."""

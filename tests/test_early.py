@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import fake_cuda
 import ptxrt
 import sass
 from ptxrt import units
@@ -106,8 +107,8 @@ def test_what_the_rule_finds_in_machine_code(lines, wrong):
     assert [one.opcode for one in sass.before_the_wait(code)] == wrong
 
 
-def test_only_graphs_launch_early(cuda):
-    """Entries that wait, in a graph; all others and calls outside of graphs are plain launches."""
+def test_graphs_launch_early(cuda):
+    """Entries that wait, in a graph; all others and single launches outside of graphs are plain launches."""
     x = ptxrt.to_device(np.arange(64, dtype=np.float32).reshape(2, 32).astype(BF16))
     ptxrt.rmsnorm(x)
     assert "cuLaunchKernelEx" not in cuda.names() and "cuLaunchKernel" in cuda.names()
@@ -121,6 +122,54 @@ def test_only_graphs_launch_early(cuda):
     assert names.count("cuLaunchKernel") + len(early) >= 2
     graph.launch()
     assert (z.to_numpy() == y.to_numpy().T).all()
+
+
+def attention_of_split_keys(repeat: int = 1, **options) -> list[np.ndarray]:
+    """Return results of one call that takes two launches, of which the second, the merge, waits."""
+    rng = np.random.default_rng(3)
+    q, k = (ptxrt.to_device(rng.standard_normal((1, 2, n, 64), np.float32).astype(BF16)) for n in (1, 1300))
+    return [ptxrt.attention(q, k, k, qk="bf16", pv="bf16", **options) for _ in range(repeat)]
+
+
+def launches_of(cuda) -> list[tuple[str, str, int]]:
+    """Return function, entry and stream of each launch."""
+    places = {"cuLaunchKernel": lambda a: (a[0], a[8]), "cuLaunchKernelEx": lambda a: (a[1], a[0].hStream)}
+    found = [(name, *places[name](a)) for name, a in cuda.calls if name in places]
+    return [(name, function.entry.name.split("_")[1], int(stream)) for name, function, stream in found]
+
+
+def test_later_launches_of_a_recorded_call_begin_early(cuda):
+    """Where the launch ahead in the stream is the same call's. A call is recorded at its second occurrence."""
+    streams = [ptxrt.Stream() for _ in range(2)]
+    turns = [streams[i] for i in (0, 0, 0, 1, 1, 0)]
+    results = []
+    for stream in turns:
+        cuda.calls.clear()
+        with stream:
+            results += attention_of_split_keys()
+        plain, early = "cuLaunchKernel", "cuLaunchKernelEx"
+        handle, second = stream.queue.handle, early if len(results) > 1 else plain
+        assert launches_of(cuda) == [(plain, "bf16", handle), (second, "merge", handle)]
+    first, *others = (result.to_numpy() for result in results)
+    assert all((other == first).all() for other in others) and np.isfinite(first.astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_prepared_calls_begin_early_where_devices_can(install, capability):
+    fake = install(fake_cuda.FakeCuda(capability=capability))
+    with ptxrt.using("portable"):
+        rng = np.random.default_rng(3)
+        q, k = (ptxrt.to_device(rng.standard_normal((1, 2, n, 64), np.float32).astype(BF16)) for n in (1, 1300))
+        prepared = ptxrt.prepare(ptxrt.attention, q, k, k, qk="bf16", pv="bf16")
+        prepared()
+        assert [name for name, *_ in launches_of(fake)].count("cuLaunchKernelEx") == (capability >= (9, 0))
+
+
+def test_a_refused_early_launch_is_made_plainly(cuda):
+    want = attention_of_split_keys()[0].to_numpy()
+    cuda.fail["cuLaunchKernelEx"] = cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED
+    results = attention_of_split_keys(3)
+    assert "cuLaunchKernelEx" in cuda.names() and all((result.to_numpy() == want).all() for result in results)
 
 
 @pytest.mark.gpu
@@ -156,3 +205,27 @@ def test_graphs_of_early_launches_have_the_bits_of_calls(gpu):
             for name in host:
                 got, want = (side[name].to_numpy().view(np.uint8) for side in sides)
                 assert (got == want).all(), (turn, name)
+
+
+@pytest.mark.gpu
+def test_early_launches_of_calls_have_the_bits_of_plain_ones(gpu):
+    """Launches under a trace are plain. Calls of one shape alternate, so that segments' memory holds those of another
+    call."""
+    rng = np.random.default_rng(1)
+    draw = lambda *shape: ptxrt.to_device(rng.standard_normal(shape, np.float32).astype(BF16))
+    shapes = [(h, d, n) for h, d in ((8, 128), (2, 64)) for n in (1300, 4096, 32768)]
+    calls = [(draw(1, h, 1, d), draw(1, h, n, d)) for h, d, n in shapes for _ in range(2)]
+    outs = [ptxrt.empty(q.shape, q.dtype) for q, _ in calls]
+
+    def step():
+        for (q, k), out in zip(calls, outs):
+            ptxrt.attention(q, k, k, qk="bf16", pv="bf16", out=out)
+
+    with ptxrt.trace():
+        step()
+    want = [out.to_numpy().view(np.uint16) for out in outs]
+    for turn in range(300):
+        step()
+        if turn % 20 == 0 or turn > 290:
+            for i, out in enumerate(outs):
+                assert (out.to_numpy().view(np.uint16) == want[i]).all(), (turn, i)

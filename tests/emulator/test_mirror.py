@@ -14,6 +14,7 @@ COMPILER_ONLY = {"video", "system"}
 #: Further headers of a family, besides the one with its name.
 MORE = {
     "access_early": "access",
+    "access_early_if": "access",
     "access_no_value": "access",
     "cp_async_all": "cp_async",
     "cp_async_if": "cp_async",
