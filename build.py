@@ -84,6 +84,7 @@ TARGETS = (
     Target("compute_90", ("sm_90",), False, ".portable.ptx", True),
     Target("compute_80", ("sm_80",), False, ".compute_80.ptx", False),
 )
+PACKED_TEXTS = (TARGETS[0].keep, TARGETS[2].keep)  # those in a wheel: for the emulator, and for other GPUs
 
 
 class Extent(NamedTuple):
@@ -883,7 +884,7 @@ def pack(units, modules, folder):
     """
     packs, index = {}, {}
     for name in dict.fromkeys(unit.name for unit in units):
-        texts = {target.keep: [] for target in (TARGETS[0], TARGETS[2])}
+        texts = {suffix: [] for suffix in PACKED_TEXTS}
         for unit in (unit for unit in units if unit.name == name):
             record = assembled(unit, modules)
             slices = {}
@@ -914,15 +915,16 @@ def pack(units, modules, folder):
 def relative(text):
     """Return a PTX text whose numbered names, registers and labels, count from the latest new name of their kind.
 
-    nvcc numbers registers consecutively, so an unrolled statement has other numbers each time. Relative numbers repeat,
-    and the text compresses to a third. Of each kind of name (%r, %f, $L__BB0_) the latest new number is N, at first 0:
+    nvcc numbers registers consecutively, so copies of an unrolled statement differ in every number. Relative numbers
+    repeat, and the text compresses to a third. N is the number of the latest new name of a kind (%r, %f, $L__BB0_), at
+    first 0:
 
-        %r!    a new name, N + 1
-        %r@D   a new name, N + D; D may be negative
-        %r~D   a name seen before, or far from new, N - D; D may be negative
-        %r5    any other name, as it is
+        %r!    a new name: number N + 1
+        %r@D   a new name: number N + D, where D may be negative
+        %r~D   a name seen before: number N - D, where D may be negative
+        %r5    a name seen before whose number is far from N: its number
 
-    `ptxrt.units.absolute` reverses this. Which names are written as new is free; here, each entry begins with none.
+    A name is new at its first place in an entry. `ptxrt.units.absolute` reverses this.
     """
     latest, seen = {}, set()
 
@@ -936,7 +938,7 @@ def relative(text):
             seen.add((kind, number))
             latest[kind] = number
             return f"{kind}!" if ahead == 1 else f"{kind}@{ahead}"
-        return f"{kind}~{-ahead}" if abs(ahead) <= 400 else match[0]
+        return f"{kind}~{-ahead}" if abs(ahead) <= 400 else match[0]  # farther names repeat rather by number
 
     return re.sub(r"\.entry|(%[a-z]+|\$L__BB\d+_)(\d+)", write, text)
 
@@ -977,13 +979,13 @@ def print_usage(units, modules):
 
 
 def print_sizes(units, modules):
-    """Print the size of each kernel's binaries, and of its texts in the wheel, which `pack` compresses to about 3 %."""
+    """Print the size of each kernel's binaries, and of its texts in the wheel, which `pack` compresses to 2 to 3 %."""
     rows = []
     for name in dict.fromkeys(unit.name for unit in units):
         of_name = [unit.unit for unit in units if unit.name == name]
         sizes = [
             sum((modules / (unit + suffix)).stat().st_size for unit in of_name)
-            for suffix in (*FULL.fatbins, TARGETS[0].keep, TARGETS[2].keep)
+            for suffix in (*FULL.fatbins, *PACKED_TEXTS)
         ]
         rows.append([name, len(of_name), *sizes])
     rows.append(["total", *(sum(row[i] for row in rows) for i in range(1, len(rows[0])))])

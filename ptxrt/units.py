@@ -19,7 +19,8 @@ from .errors import BuildError, remedy
 MODULES = Path(__file__).parent / "modules"
 CHECKOUT = Path(__file__).parent.parent
 
-# The compute capabilities that run code of sm_80 and not of sm_90. Others, those of Tegra too, compile a text.
+# The compute capabilities whose GPUs run code of sm_80. On all others but 9.0 the driver compiles a text; 8.7 is among
+# them, because GPUs of Tegra run no code of other GPUs.
 OF_SM_80 = ((8, 0), (8, 6), (8, 9))
 
 # The fields of a record and their types.
@@ -42,18 +43,13 @@ def text(unit: str, portable: bool) -> str:
     An installed package has native texts in packs, one for each kernel, and no portable ones.
     """
     path = text_path(unit, portable)
-    if _index(MODULES) is None:
-        data = read(path)
-    elif portable:
+    if portable and _index(MODULES) is not None:
         raise BuildError(
-            f"the portable PTX text of {unit} is no part of the installed package, which holds the "
-            "native one: use that "
-            "(ptx='native'), or run from a checkout, where `make` builds both"
+            f"the portable PTX text of {unit} is no part of the installed package, which holds the native one: "
+            "use that (ptx='native'), or run from a checkout, where `make` builds both"
         )
-    else:
-        data = _verified(unit, path, _packed_text(unit, ".ptx"))
     try:
-        return data.decode()
+        return _contents(path).decode()
     except UnicodeDecodeError as error:
         raise BuildError(f"{path} is damaged: it is no UTF-8 text ({error}); {remedy()}") from error
 
@@ -63,11 +59,7 @@ def binary(unit: str, portable: bool) -> bytes:
 
     An installed package has each in a pack of its own.
     """
-    path = fatbin_path(unit, portable)
-    if _index(MODULES) is None:
-        return read(path)
-    record(unit)
-    return _verified(unit, path, _unpacked(path.with_name(path.name + ".xz")))
+    return _contents(fatbin_path(unit, portable))
 
 
 def image(unit: str, portable: bool, capability: tuple[int, int]) -> bytes:
@@ -75,12 +67,7 @@ def image(unit: str, portable: bool, capability: tuple[int, int]) -> bytes:
     compiles, where the portable fatbin has no machine code for the device; BuildError as by `binary`."""
     if compute_of(unit, portable, capability) != "compute_80" or capability in OF_SM_80:
         return binary(unit, portable)
-    path = MODULES / f"{unit}.compute_80.ptx"
-    if _index(MODULES) is None:
-        data = read(path)
-    else:
-        data = _verified(unit, path, _packed_text(unit, ".compute_80.ptx"))
-    return data + b"\0"
+    return _contents(MODULES / f"{unit}.compute_80.ptx") + b"\0"
 
 
 def absolute(text: str) -> str:
@@ -109,6 +96,17 @@ def fatbin_file(unit: str, portable: bool) -> Iterator[Path]:
         copy = Path(folder, path.name)
         copy.write_bytes(data)
         yield copy
+
+
+def _contents(path: Path) -> bytes:
+    """Return the bytes of a file of a unit, from a checkout or from the packs of an installed package."""
+    if _index(MODULES) is None:
+        return read(path)
+    unit, _, suffix = path.name.partition(".")
+    record(unit)
+    if path.suffix == ".ptx":
+        return _verified(unit, path, _packed_text(unit, f".{suffix}"))
+    return _verified(unit, path, _unpacked(Path(f"{path}.xz")))
 
 
 def _packed_text(unit: str, suffix: str) -> bytes:

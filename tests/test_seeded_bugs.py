@@ -92,7 +92,7 @@ def select_entries(header: Path, entries) -> None:
 
 
 def units_of(kernel: str) -> list[str]:
-    """The units that a kernel's checks run: those of the smallest variant, with every size of block."""
+    """The units that a kernel's checks run: those that UNITS selects."""
     return [unit.unit for unit in build.select(build.find_units(ROOT / "kernels_cu"), [UNITS[kernel]])]
 
 
