@@ -168,9 +168,9 @@ struct SlotPlace {
 //
 // A token has one or several warps, so that its slot and its angles are taken once. A thread has eight columns of a row
 // and the eight that lie half a row behind them, which are the pairs of a rotation by halves. Rows are copied to shared
-// memory while those before are processed. Returns whether it has removed the claims of its tokens.
+// memory while those before are processed.
 template <class Element>
-__device__ inline bool append_plain(NormRowsShared &shared, const QkvTokens<Element> &of) {
+__device__ inline void append_plain(NormRowsShared &shared, const QkvTokens<Element> &of) {
     const auto &[x, norms, rotation, positions, target, slots, claims, count, page_rows, format, keys, values_to,
                  first_token, tokens_here] = of;
     constexpr int log_warps = 3, stages = KeptRows::chunks / 2;
@@ -184,10 +184,8 @@ __device__ inline bool append_plain(NormRowsShared &shared, const QkvTokens<Elem
     const int column = 8 * (lane & (threads - 1)), end = min(first_token + tokens_here, int(x.tokens));
     int token = first_token + (warp >> log_team);
     wait_for_launches_ahead();
-    const bool removes = log_team == 0;   // a warp has read a claim when it knows its token
-    if (token >= end) return removes;
-    // The rotation and the claim of the next token, and the position and the slot of the one after it, are in flight
-    // while rows of this one are processed.
+    if (token >= end) return;
+    // The position and the slot of the next token are in flight while rows of this one are processed.
     int next_position = positions[token];
     long long next_slot = slots[token];
     // Starts copying the next row to shared memory, after the last one of a token the first one of the next token. A
@@ -226,28 +224,16 @@ __device__ inline bool append_plain(NormRowsShared &shared, const QkvTokens<Elem
     for (int i = 0; i < stages - 1; ++i) start();
     float weights[2][8];
     int stage = 0;
-    const auto claim_of = [&](long long slot, int token) {
-        return is_slot(slot, count) && claims ? claims[slot] : token;
-    };
-    long long slot = next_slot;
-    int claim = claim_of(slot, token);
-    Rotation::RawTurn raw_turn = rotation.of_columns(next_position, column);
-    if (token + teams < end) next_position = positions[token + teams], next_slot = slots[token + teams];
 #pragma unroll 1
-    while (token < end) {
-        const Rotation::Turn turn = raw_turn.turn(rotation.pairs);
+    for (; token < end; token += teams) {
+        const Rotation::Turn turn = rotation.of_columns(next_position, column);
+        const long long slot = next_slot;
         const bool has_slot = is_slot(slot, count);
-        const int next_claim = claim_of(next_slot, token + teams);
-        raw_turn = rotation.of_columns(next_position, column);
-        const long long after_slot = next_slot;
-        if (token + 2 * teams < end) next_position = positions[token + 2 * teams], next_slot = slots[token + 2 * teams];
+        const int claim = has_slot && claims ? claims[slot] : token;
+        if (token + teams < end) next_position = positions[token + teams], next_slot = slots[token + teams];
         // Where rows go to: found anew for queries, for keys, and for values.
         const bool stored = has_slot && claim == token;
         const SlotPlace place(stored ? slot : 0, count, page_rows);
-        if (removes && claims) {
-            ptx::bar_warp_sync();   // all lanes have read the claim
-            if (stored && lane == 0) claims[slot] = unclaimed;
-        }
         const float *weight = nullptr;
         bool turns = false, writes = false;
         int to_end = 0;
@@ -295,7 +281,7 @@ __device__ inline bool append_plain(NormRowsShared &shared, const QkvTokens<Elem
                 for (int mask = 1; mask < 32; mask *= 2)
                     if (mask < threads) squares += ptx::shfl_sync_bfly_f32(squares, mask);
                 // The dimension is a power of two: the product is the quotient.
-                const float factor = inverse_root(squares * (1.0f / x.dim) + norms.eps);
+                const float factor = 1.0f / sqrtf(squares * (1.0f / x.dim) + norms.eps);
                 if (weight) {
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
@@ -310,9 +296,7 @@ __device__ inline bool append_plain(NormRowsShared &shared, const QkvTokens<Elem
             tile::store(to, tile::pack(values[0], Element{}));
             tile::store(to + half, tile::pack(values[1], Element{}));
         }
-        token += teams, slot = after_slot, claim = next_claim;
     }
-    return removes;
 }
 
 // The rows of a block's tokens where all heads have one dimension, the rotation is straight(), and rows and weights
@@ -525,13 +509,12 @@ __device__ inline void append_qkv(NormRowsShared &shared, QkvTokens<Element> of)
     const NormLanes place(x.dim);
     const bool whole_heads = x.dim == x.dim_v && whole(x.q) && whole(x.k) && whole(x.v) &&
                              is_chunk(of.norms.q_weight) && is_chunk(of.norms.k_weight);
-    bool removed = false;
     if constexpr (sizeof(Element) == 2) {
         const bool alike = of.format == (tile::is_bf16<Element> ? CacheFormat::bf16 : CacheFormat::f16) &&
                            of.target.out && !of.keys.mean && !of.keys.global_scale && !of.values_to.global_scale;
         const bool plain = whole_heads && alike && of.rotation.all_columns(place, x.dim) && place.lanes <= 16;
         if (!plain) wait_for_launches_ahead();
-        if (plain) removed = append_plain(shared, of);
+        if (plain) append_plain(shared, of);
         else if (whole_heads && of.rotation.straight(place, x.dim)) append_straight(shared, of);
         else append_any(shared, of);
     } else {
@@ -539,7 +522,7 @@ __device__ inline void append_qkv(NormRowsShared &shared, QkvTokens<Element> of)
         append_any(shared, of);
     }
     // Remove the claims of the block's tokens.
-    if (!of.claims || removed) return;
+    if (!of.claims) return;
     ptx::bar_sync();   // all threads have read the claims of this block's tokens
     for (int i = threadIdx.x; i < tokens_here; i += produce_threads) {
         const int token = first_token + i;

@@ -42,38 +42,25 @@ struct Rotation {
             }
         }
     };
-    // The same as loaded, so that nothing waits for it.
-    struct RawTurn {
-        uint4 cosines[2], sines[2];
-        bool there;   // the position is in the table
-
-        // A position outside the table makes all values NaN.
-        __device__ Turn turn(bool pairs) const {
-            Turn turn;
-            turn.pairs = pairs;
-            const auto take = [this](const uint4(&raw)[2], float (&eight)[8]) {
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    float four[4];
-                    tile::unpack(raw[i], four, float{});
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) eight[4 * i + j] = there ? four[j] : __int_as_float(0x7fffffff);
-                }
-            };
-            take(cosines, turn.cosines), take(sines, turn.sines);
-            return turn;
-        }
-    };
-    // Starts loading the rotation of rows of all_columns().
-    __device__ RawTurn of_columns(int position, int column) const {
-        RawTurn raw;
-        raw.there = position >= 0 && position < length;
+    // Of rows of all_columns(). A position outside the table makes all values NaN.
+    __device__ Turn of_columns(int position, int column) const {
+        Turn turn;
+        turn.pairs = pairs;
+        const bool there = position >= 0 && position < length;
         const int first = pairs ? column / 2 : column, second = pairs ? first + width / 4 : first + 4;
-        const float *const row = table + int64_t(raw.there ? position : 0) * width;
-        const auto load = [](const float *source) { return __ldg(reinterpret_cast<const uint4 *>(source)); };
-        raw.cosines[0] = load(row + first), raw.cosines[1] = load(row + second);
-        raw.sines[0] = load(row + width / 2 + first), raw.sines[1] = load(row + width / 2 + second);
-        return raw;
+        const float *const row = table + int64_t(there ? position : 0) * width;
+        const auto load = [](const float *source, float *four) {
+            float some[4];
+            tile::unpack(__ldg(reinterpret_cast<const uint4 *>(source)), some, float{});
+#pragma unroll
+            for (int i = 0; i < 4; ++i) four[i] = some[i];
+        };
+        load(row + first, turn.cosines), load(row + second, turn.cosines + 4);
+        load(row + width / 2 + first, turn.sines), load(row + width / 2 + second, turn.sines + 4);
+        if (there) return turn;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) turn.cosines[i] = turn.sines[i] = __int_as_float(0x7fffffff);
+        return turn;
     }
 
     // The cosines and sines of a lane's shares of such a row. `there`: the position is in the table.
