@@ -42,8 +42,7 @@ constexpr int scales_of_run = Format::bits == 16 ? 0 : ceil_div(values, values_o
 
 // The stages of a warp's run of B, each a line of 32 rows, and pages of its scales, 16 bytes for each row. Runs are
 // whole units of 64 bytes, or of the 128 values that one word of scales (two of NVFP4) serves. A page serves one line
-// or several: copies of 16 bytes pass by the L1, which has too few lines for those of 32 rows and 16 warps. Two pages
-// are copied at once, a sector of each row.
+// or several: copies of 16 bytes pass by the L1, which has too few lines for those of 32 rows and 16 warps.
 template <class Format>
 struct FewRing {
     static constexpr int tiles = few_cols / 8, line = 128;
@@ -60,8 +59,7 @@ struct FewRing {
     static constexpr int page_units = scaled ? 4 / unit_words : units;
     // One line is read while another one is on its way. A multiprocessor keeps track of a limited number of copies;
     // further ones would hold up loads from shared memory behind them.
-    static constexpr int stages = 2, pages_at_once = tile::RowSectors::bytes / 16,
-                         pages = scaled ? 2 * pages_at_once : 0;
+    static constexpr int stages = 2, pages = scaled ? ceil_div((stages - 1) * units, page_units) + 1 : 0;
     static_assert(page_units % units == 0);
 
     struct Pages {
@@ -318,74 +316,52 @@ struct FewRowsOfB {
     }
 };
 
-// A lane's copies of scales, some pages at a time. If their addresses allow it, it copies 16 bytes of two rows, else
-// all words of one row. Scales past the end of a row become 0.
+// A lane's copies of scales: those of one row, a page at a time, in one piece if their addresses allow it. Scales past
+// the end of a row become 0.
 template <class Format>
 struct FewScaleCopies {
     using Ring = FewRing<Format>;
-    using Sectors = tile::RowSectors;
-    using Page = typename Ring::Page;
     const uint8_t *source;
-    uint8_t *first;        // where this lane copies to in the first pages
-    int step;              // bytes from word to word in memory, or from row to row
-    int left;              // scales from this lane's next one to the end of the row, or of its part of the run
-    int words;             // of scales from the next page to the end of the run
+    uint8_t *first;        // where this lane copies to in the first page
+    int step, left;        // bytes from word to word in memory; scales from the next page to the end of the row
+    int words;             // of scales from there to the end of the run
     bool whole, aligned;   // whether pages begin at multiples of 16 bytes, or at least of 4
 
     FewScaleCopies() = default;
-    // Of columns `first_col` to `cols` of a matrix, from unit `begin` to unit `end`.
-    __device__ FewScaleCopies(Ring &ring, const BlockRows &operand, int matrix, int first_col, int cols, int begin,
-                              int end) {
+    // Of row `row` of a matrix, from unit `begin` to unit `end`.
+    __device__ FewScaleCopies(Ring &ring, const BlockRows &operand, int matrix, int row, int begin, int end) {
         const tile::ScalePlaces &places = operand.places;
         const int block = 4 * Ring::unit_words * begin;
+        source = operand.scales + places.at(operand.first_row + matrix * operand.scale_rows + row, block);
+        first = tile::of_lane(ring.scales.page[0].of_row);
+        step = places.swizzled ? tile::scale_tile_bytes : 4;
+        left = int(places.blocks) - block, words = Ring::unit_words * (end - begin);
         const uintptr_t places_of_rows = reinterpret_cast<uintptr_t>(operand.scales) | places.stride;
         whole = !places.swizzled && (places_of_rows | block) % 16 == 0;
         aligned = places.swizzled || places_of_rows % 4 == 0;
-        left = int(places.blocks) - block, words = Ring::unit_words * (end - begin);
-        int row = tile::lane_item(first_col);
-        first = tile::of_lane(ring.scales.page[0].of_row);
-        step = places.swizzled ? tile::scale_tile_bytes : 4;
-        if (whole) {
-            row = min(first_col + Sectors::row(), cols - 1);
-            step = int(places.stride) * (min(first_col + Sectors::row() + Sectors::rows, cols - 1) - row);
-            first = ring.scales.page[Sectors::half()].of_row[Sectors::row()];
-            left = min(left, 4 * words) - 16 * Sectors::half();
-        }
-        source =
-            operand.scales + places.at(operand.first_row + matrix * operand.scale_rows + min(row, cols - 1), block);
-        if (whole) source += 16 * Sectors::half();
     }
 
-    // Starts copying the next pages to those at `offset`. Unaligned scales go through registers.
+    // Starts copying the next page to the one at `offset`. Unaligned ones go through registers.
     __device__ void copy(uint32_t offset) {
         uint8_t *const target = first + offset;
-        constexpr int bytes = 16 * Ring::pages_at_once;
         if (whole) [[likely]] {
-            static_assert(bytes == Sectors::bytes);
-#pragma unroll
-            for (int i = 0; i < few_cols / Sectors::rows; ++i)
-                ptx::cp_async_cg_16(static_cast<uint32_t>(
-                                        __cvta_generic_to_shared(target + i * Sectors::rows * sizeof(Page::of_row[0]))),
-                                    source + i * step, left > 0);
-            source += bytes;
+            ptx::cp_async_cg_16(static_cast<uint32_t>(__cvta_generic_to_shared(target)), source, left > 0);
         } else {
 #pragma unroll 1
-            for (int i = 0; i < min(words, bytes / 4); ++i) {
-                uint8_t *const to = target + i / 4 * sizeof(Page) + i % 4 * 4;
+            for (int i = 0; i < min(words, 4); ++i) {
                 const uint8_t *const word = source + i * step;
                 const int present = min(max(left - 4 * i, 0), 4);
                 if (aligned) {
-                    ptx::cp_async_ca<4>(static_cast<uint32_t>(__cvta_generic_to_shared(to)), word, present);
+                    ptx::cp_async_ca<4>(static_cast<uint32_t>(__cvta_generic_to_shared(target + 4 * i)), word, present);
                 } else {
                     uint32_t scales = 0;
 #pragma unroll
                     for (int j = 0; j < 4; ++j) scales |= j < present ? uint32_t(__ldg(word + j)) << 8 * j : 0;
-                    *reinterpret_cast<uint32_t *>(to) = scales;
+                    *reinterpret_cast<uint32_t *>(target + 4 * i) = scales;
                 }
             }
-            source += bytes / 4 * step;
         }
-        left -= bytes, words -= bytes / 4;
+        source += 4 * step, left -= 16, words -= 4;
     }
 };
 
@@ -412,7 +388,8 @@ struct FewCopies {
         begin = min(warp * of_warp, units), end = min(begin + of_warp, units), filled = begin;
         rows = FewRowsOfB<Format, bytes>(ring, b, options, place, begin, end);
         if constexpr (Ring::scaled) {
-            scales = FewScaleCopies<Format>(ring, b, place.group, place.first_col, options.cols, begin, end);
+            const int row = min(tile::lane_item(place.first_col), options.cols - 1);
+            scales = FewScaleCopies<Format>(ring, b, place.group, row, begin, end);
         }
     }
 
@@ -437,9 +414,9 @@ struct FewCopies {
         if (filled < end) {
             rows.copy(stage);
             if constexpr (Ring::scaled) {
-                if ((filled - begin) % (Ring::pages_at_once * Ring::page_units) == 0) {
+                if ((filled - begin) % Ring::page_units == 0) {
                     scales.copy(page);
-                    page = next_in_ring(page, Ring::pages_at_once * sizeof(typename Ring::Page), 2);
+                    page = next_in_ring(page, sizeof(typename Ring::Page), Ring::pages);
                 }
             }
         }

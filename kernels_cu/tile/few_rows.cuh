@@ -39,14 +39,6 @@ struct SwizzledLines {
     }
 };
 
-// A sector of 32 bytes of each of 32 rows, the least that memory gives: a lane copies one half of it, of its first row
-// and of the row `rows` further.
-struct RowSectors {
-    static constexpr int bytes = 32, rows = 16;
-    __device__ static int row() { return ptx::laneid() / 2; }
-    __device__ static int half() { return ptx::laneid() % 2; }
-};
-
 // The order of the values of a run in pairs, for lanes that hold a run of A and of B each. An order is valid if the
 // first two pairs hold the first four of eight values, because these are the k of one MMA. natural: (0, 1), (2, 3), (4,
 // 5), (6, 7). crossed: (0, 2), (1, 3), (4, 6), (5, 7), the cheapest order for e2m1 in bf16.
