@@ -1,4 +1,4 @@
-// Launches of a graph that begin before the launch ahead has ended: docs/runtime.md has the rules.
+// Launches that begin before the launch ahead has ended: docs/runtime.md has the rules.
 #pragma once
 
 #include "../ptx/griddepcontrol.cuh"

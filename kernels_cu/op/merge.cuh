@@ -1,5 +1,5 @@
-// Merges attention over several segments of the keys: each row is weighted by its sum of exponentials, in the tree of
-// tree.cuh.
+// Parts of merging attention over several segments of the keys: each row is weighted by its sum of exponentials, in the
+// tree of tree.cuh.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,6 @@
 #include "../kernel.cuh"
 #include "../ptx/math.cuh"
 #include "../tile/format.cuh"
-#include "../tile/team.cuh"
 #include "cast.cuh"
 #include "problem.cuh"
 #include "tree.cuh"
@@ -135,117 +134,10 @@ __device__ inline void finish_piece(const RowEnding &row, Piece<columns> node, b
     if (row.sum) *row.sum = total * part;
 }
 
-// Merges `columns` columns of a row, from element `first` of all rows on, and with column 0 the row's maximum and sums.
-// The members of a team have the same piece and share its segments: each adds merge_batch neighbors. Called by all
-// lanes of a warp.
-template <int columns>
-__device__ inline void merge_piece(const tile::Team &team, const Segments &segments, const Merged &merged,
-                                   int64_t first) {
-    const int64_t rows = segments.rows(), row = first / segments.dim_v, column = first - row * segments.dim_v;
-    const int begin = team.member() * merge_batch, step = team.size * merge_batch;   // this lane's; of the team
-    const int end = row < rows ? segments.splits : 0;
-
-    // The largest logarithm of all segments, relative to which those in units of e are summed.
-    float top = -INFINITY;
-    if (segments.natural) {
-        for (int split = begin; split < end; split += step)
-            for (int i = 0; i < merge_batch && split + i < end; ++i)
-                top = ptx::max_nan_f32(top, segments.row_max[(split + i) * rows + row]);
-        for (int distance = 1; distance < team.size; distance *= 2)
-            top = ptx::max_nan_f32(top, team.partner(top, distance));
-    }
-
-    // Loads neighboring segments, relative to integer maxima. All loads of maxima are in flight at once, then all
-    // others.
-    const bool has_sums = segments.row_sum || segments.exact_sum;
-    struct alignas(columns * sizeof(float)) Part {
-        float element[columns];
-    };
-    const auto load = [&](Piece<columns>(&some)[merge_batch], int split) {
-        float max[merge_batch], sum[merge_batch], exact[merge_batch];
-        Part part[merge_batch];
-#pragma unroll
-        for (int i = 0; i < merge_batch; ++i)
-            max[i] = split + i < end ? segments.row_max[(split + i) * rows + row] : -INFINITY;
-#pragma unroll
-        for (int i = 0; i < merge_batch; ++i) {
-            if (max[i] == -INFINITY) continue;   // its values may be anything
-            const int64_t place = (split + i) * rows + row;
-            part[i] = *reinterpret_cast<const Part *>(segments.partial + place * segments.width + column);
-            sum[i] = segments.row_sum ? segments.row_sum[place] : 1.0f;
-            exact[i] = segments.exact_sum ? segments.exact_sum[place] : has_sums ? sum[i] : 1.0f;
-        }
-#pragma unroll
-        for (int i = 0; i < merge_batch; ++i) {
-            some[i] = Piece<columns>::none();
-            if (max[i] == -INFINITY) continue;
-            some[i].max = segments.natural ? 0.0f : ceilf(max[i]);
-            // Below 2^-200 a segment adds nothing, and exp_f32 overflows at -2^127.
-            const float weight = segments.natural        ? max[i] - top < -200.0f ? 0.0f : exp_f32(max[i] - top)
-                                 : max[i] == some[i].max ? 1.0f
-                                                         : ptx::ex2_approx_ftz_f32(max[i] - some[i].max);
-#pragma unroll
-            for (int j = 0; j < columns; ++j) some[i].value[j] = part[i].element[j] * weight;
-            some[i].value[columns] = sum[i] * weight;
-            some[i].value[columns + 1] = exact[i] * weight;
-        }
-    };
-
-    // The binary tree over the segments of a lane, then over the team. Nodes of teams that are left siblings wait in
-    // `pending`: member i has that of level i, of up to 6.
-    Piece<columns> node = Piece<columns>::none(), pending;
-    int teams = 0;   // added before
-    for (int split = begin; split - begin < segments.splits; split += step, ++teams) {
-        Piece<columns> some[merge_batch];
-        load(some, split);
-        node = some[0].with(some[1]).with(some[2].with(some[3]));
-        for (int distance = 1; distance < team.size; distance *= 2) {
-            const Piece<columns> other = node.each([&](float value) { return team.partner(value, distance); });
-            node = team.member() & distance ? other.with(node) : node.with(other);
-        }
-        int level = 0;
-        for (; teams >> level & 1; ++level) node = pending.each([&](float x) { return team.of(x, level); }).with(node);
-        if (split - begin + step < segments.splits && team.member() == level) pending = node;
-    }
-    int level = 0;   // the right edge, smallest nodes first; `node` holds the last one and its level
-    while (teams - 1 >> level & 1) ++level;
-    for (++level; teams - 1 >> level; ++level)
-        if (teams - 1 >> level & 1) node = pending.each([&](float x) { return team.of(x, level); }).with(node);
-    if (team.member() != 0 || row >= rows) return;
-    const int64_t all_heads = row / segments.queries, query = row - all_heads * segments.queries;
-    const int64_t batch = all_heads / segments.heads, head = all_heads - batch * segments.heads;
-    const auto at = [&](auto *values, int64_t place) { return values ? values + place : nullptr; };
-    const RowEnding ending{
-        at(segments.sinks, head),
-        at(segments.row_shift, row),
-        segments.v_global ? segments.v_global + head / (segments.heads / segments.heads_kv) : nullptr,
-        at(merged.lse, row),
-        at(merged.max, row),
-        at(merged.sum, row)};
-    finish_piece(ending, node, segments.natural, top, column == 0, [&](const float (&values)[columns]) {
-        store_columns(merged.out_bf16, batch, head, query, column, values);
-        store_columns(merged.out_f16, batch, head, query, column, values);
-        store_columns(merged.out_f32, batch, head, query, column, values);
-    });
-}
-
 // How many lanes share a piece: enough to load up to 64 segments at once.
 __device__ inline int merge_team(int splits) {
     const int least = ceil_div(splits, merge_batch);
     return least > 8 ? 16 : least > 4 ? 8 : least > 2 ? 4 : least;
-}
-
-// Merges the segments in their order. The grid has a thread for each member of the team of each piece.
-__device__ inline void merge(const Segments &segments, const Merged &merged) {
-    const tile::Team team(merge_team(segments.splits));
-    const int64_t first = team.item(int64_t(blockIdx.x) * merge_threads + threadIdx.x) * merge_columns;
-    if (segments.dim_v % merge_columns == 0 && segments.width % merge_columns == 0) {
-        merge_piece<merge_columns>(team, segments, merged, first);
-        return;
-    }
-#pragma unroll 1
-    for (int i = 0; i < merge_columns; ++i)
-        merge_piece<1>(team, segments, merged, first + i);   // a piece may span two rows
 }
 
 }   // namespace op

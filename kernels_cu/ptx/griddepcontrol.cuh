@@ -14,9 +14,9 @@ __device__ inline void griddepcontrol_launch_dependents() {
     if constexpr (has_griddepcontrol) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// Waits until the launches ahead have ended and everything sees what they wrote. Entries that call this are launched
-// early in graphs. Before it they must neither read nor write global memory, and no thread may end; prefetches into the
-// L2 are allowed.
+// Waits until the launches ahead have ended and everything sees what they wrote. Entries that call this may be launched
+// early. Before it they must neither read nor write global memory, and no thread may end; prefetches into the L2 are
+// allowed.
 __device__ inline void griddepcontrol_wait() {
     if constexpr (has_griddepcontrol) asm volatile("griddepcontrol.wait;" ::: "memory");
 }
