@@ -97,7 +97,7 @@ struct FewSource {
     RowFormat format;
     int tile_dim, batch;   // batch: units
     // Whether scales are packed, whether whole units can be copied by fetch_whole(), whether units are columns, and
-    // whether scales are aligned. There is no padding behind them, which a copy would read.
+    // whether scales are aligned.
     bool packed, whole, columns, aligned;
 };
 
@@ -112,8 +112,8 @@ struct FewTiling {
     static constexpr int warps = node_chunks, threads = 32 * warps;
     static constexpr int keys = tile::tile_keys, units = keys / tile::cached_rows;   // of a tile
     static constexpr int exchanged =
-        (dim <= 128 ? 64 : 128) / octets;                        // columns of a node that warps exchange at once
-    static constexpr int blocks = tile::few_blocks<dim, rows>;   // of a multiprocessor
+        (dim <= 128 ? 64 : 128) / octets;   // columns of a node that warps exchange at once
+    static constexpr int blocks = dim <= 128 ? 2 : 1;   // of a multiprocessor
     using Node = tile::WarpNode<exchanged, octets>;
     using State = tile::WarpNode<dim, octets>;
     using Finished = FinishedRows<dim, rows>;
@@ -131,7 +131,7 @@ struct FewTiling {
     // Shared memory of a warp: first room for an expanded unit of columns or for a node, then the ring.
     static constexpr int unit_bytes = sizeof(typename Units::Columns);
     static constexpr int expanded_bytes = unit_bytes > int(sizeof(Node)) ? unit_bytes : int(sizeof(Node));
-    static constexpr int arena_bytes = tile::few_arena_bytes<dim, rows>;
+    static constexpr int arena_bytes = tile::few_arena_bytes<dim>;
 
     // The units of rows that a warp copies, waits for and multiplies at once: as many as leave three such batches in
     // the ring, or two in a large one. O of larger heads leaves registers for one unit alone.
@@ -145,16 +145,10 @@ struct FewTiling {
     struct alignas(128) Arena {
         char bytes[arena_bytes];
     };
-    struct Work {
+    struct Shared {
         Arena arena[warps];
         Query q[has_halves ? 2 : 1][keeps_q ? 1 : dim / 16][32];
     };
-    struct WorkAndSources : Work {
-        FewSource sources[2];   // keys, values
-    };
-    // Many blocks leave few registers, so that sources are in shared memory.
-    static constexpr bool shares_sources = blocks > 2;
-    using Shared = std::conditional_t<shares_sources, WorkAndSources, Work>;
     static_assert(!turns_scores || sizeof(tile::TurnedScores) <= sizeof(Node), "they replace a node");
     static_assert(sizeof(State) <= sizeof(Arena) && sizeof(Finished) <= sizeof(Arena), "they replace an empty ring");
     static_assert(sizeof(Node) % 128 == 0 && sizeof(Shared) <= ptx::shared_bytes_per_block, "the rings fit");
@@ -448,13 +442,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     };
     const FewSource k_source = made_source(cached.k, k_rows, ring.k_batch, k_packed, false),
                     v_source = made_source(cached.v, v_rows, ring.v_batch, v_packed, cached.v.has_columns());
-    if constexpr (Tiling::shares_sources) {
-        if (threadIdx.x == 0) shared.sources[0] = k_source, shared.sources[1] = v_source;
-        ptx::bar_sync();   // all threads see them
-    }
     const auto source_of = [&](bool keys) {   // a copy: references would put both in local memory
-        if constexpr (Tiling::shares_sources) return shared.sources[keys ? 0 : 1];
-        else return keys ? k_source : v_source;
+        return keys ? k_source : v_source;
     };
     int filled = ring.begin;   // offset of the next slot
     // The pages of the units of this warp's chunk of a node: lanes i and i + 16 hold that of unit i. They are loaded

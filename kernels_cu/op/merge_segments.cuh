@@ -153,7 +153,6 @@ __device__ inline void merge_columns_of_row(const tile::Team &team, const Segmen
 
 // Merges the segments in their order. The grid has a thread for each member of the team of each piece.
 __device__ inline void merge_segments(const Segments &segments, const Merged &merged) {
-    let_next_begin();
     const tile::Team team(merge_team(segments.splits));
     const int64_t first = team.item(int64_t(blockIdx.x) * merge_threads + threadIdx.x) * merge_columns;
     if (segments.dim_v % merge_columns == 0 && segments.width % merge_columns == 0) {

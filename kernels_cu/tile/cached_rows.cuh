@@ -36,17 +36,11 @@ namespace tile {
 
 constexpr int cached_rows = 16;   // keys of a unit
 
-// Blocks of four warps that a multiprocessor holds in attention of few queries, and bytes of shared memory of each
-// warp. On a Hopper, many warps with eight rows hide each other's latency; other forms have larger rings there, which
-// hide that of its memory.
-template <int dim, int rows>
-constexpr int few_blocks = dim > 128                                                             ? 1
-                           : dim == 128 && rows == 8 && ptx::shared_bytes_per_block > 128 * 1024 ? 4
-                                                                                                 : 2;
-template <int dim, int rows>
+// Bytes of shared memory of each warp in attention of few queries. With heads of up to 128, two blocks of four warps
+// fit a multiprocessor. Larger rings, where they fit, hide the memory latency of a Hopper.
+template <int dim>
 constexpr int few_arena_bytes = dim > 128                                   ? 23040
                                 : ptx::shared_bytes_per_block <= 128 * 1024 ? 11520
-                                : few_blocks<dim, rows> > 2                 ? 13184
                                                                             : 26880;
 
 // The formats of rows, as numbered by scalars of entries: values in 16 bits, or codes with scales.

@@ -37,26 +37,18 @@ def nodes_of(keys: int) -> int:
     return max(-(-keys // NODE_KEYS), 1)
 
 
-def splits_of_nodes(nodes: int, blocks: int, multiprocessors: int, held: int, requested: int | None = None) -> int:
-    """Return into how many parts the nodes are split: `requested`, at most, or else enough to fill the device, whose
-    multiprocessors hold `held` blocks. A part takes `blocks` blocks and has every so-many-th node.
+def splits_of_nodes(nodes: int, blocks: int, multiprocessors: int, requested: int | None = None) -> int:
+    """Return into how many parts the nodes are split: `requested`, at most, or else enough to fill the device. A part
+    takes `blocks` blocks and has every so-many-th node.
     """
     if requested is None:
-        # As many blocks as the device holds, if they all start at once and none has much more to do than the average.
-        requested = held * multiprocessors // max(blocks, 1)
+        # Two blocks to a multiprocessor, if they all start at once and none has much more to do than the average.
+        requested = 2 * multiprocessors // max(blocks, 1)
         run = -(-nodes // max(min(requested, nodes), 1))
         longest = run * -(-blocks * -(-nodes // run) // multiprocessors)
         if not requested or 10 * longest * multiprocessors > 11 * nodes * blocks:
             requested = -(-8 * multiprocessors // max(blocks, 1))  # else eight, which hide starts and ends
     return -(-nodes // -(-nodes // max(min(requested, nodes), 1)))
-
-
-def held_blocks(array: DeviceArray, dim: int, dim_v: int, rows: int) -> int:
-    """Return how many blocks of attention for so many rows a multiprocessor of an array's device holds. It counts as
-    two where it holds one, so that one can wait.
-    """
-    unit = attention_few.unit_for(dict(dim=dim, dim_v=dim_v, rows=min(rows, max(BLOCK_ROWS))))
-    return max(array.backend.module(unit.name).facts(attention_few.entries(unit)[0]).min_blocks, 2)
 
 
 def writes_outputs(nodes: int, target: DeviceArray) -> bool:

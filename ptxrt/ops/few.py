@@ -15,7 +15,6 @@ from .attention_few import (
     MIXED_DIM,
     MOST_NODES,
     attention_few,
-    held_blocks,
     nodes_of,
     splits_of_nodes,
     writes_outputs,
@@ -87,9 +86,7 @@ def launch_few(
     options = {name: place.put(x) for name, x in call.sequences.items()}
     sequences = next((x.shape[0] for x in options.values()), batch)
     row_blocks = -(-call.group * min(queries, FEW_QUERIES) // 16)
-    held = held_blocks(sums["partial"], call.q.shape[3], dim_v, call.group * queries)
-    multiprocessors = sums["partial"].backend.multiprocessors
-    splits = splits_of_nodes(nodes, heads_kv * row_blocks * sequences, multiprocessors, held)
+    splits = splits_of_nodes(nodes, heads_kv * row_blocks * sequences, sums["partial"].backend.multiprocessors)
     numbers = dict(
         scale=call.scale, softcap=call.softcap, left=call.left, right=call.right, most_keys=keys, sequences=sequences
     )

@@ -17,7 +17,6 @@ from .attention_few import (
     MOST_NODES,
     NODE_KEYS,
     attention_few,
-    held_blocks,
     nodes_of,
     splits_of_nodes,
     writes_outputs,
@@ -502,10 +501,7 @@ def _attend_few(call: _Paged, place: Place, q: DeviceArray, options: dict, **res
         arrays["k_global"] = cache.k_global
     queries = q.shape[3] if call.cu_seqlens is None else min(q.shape[3], FEW_QUERIES)
     sequences, row_blocks = options["key_ends"].shape[0], -(-call.group * queries // 16)
-    held = held_blocks(q, cache.dim, cache.dim_v, call.group * q.shape[3])
-    splits = splits_of_nodes(
-        nodes, cache.heads * row_blocks * sequences, cache.backend.multiprocessors, held, call.splits
-    )
+    splits = splits_of_nodes(nodes, cache.heads * row_blocks * sequences, cache.backend.multiprocessors, call.splits)
     holds = dict(k_holds=holds_of(cache.format), v_holds=holds_of(cache.format_v))
     attention_few(q, **arrays, **options, **holds, **rest, splits=splits, stream=place.stream)
 
