@@ -147,6 +147,15 @@ LISTING = """
         /*0060*/               @P1 BRA 0x10 ;
         /*0070*/                   STG.E.128 desc[UR4][R8.64], R8 ;
         /*0080*/                   EXIT ;
+\t\tFunction : falling_back
+        /*0000*/                   HMMA.16816.F32 R8, R4, R6, R8 ;
+        /*0010*/                   HMMA.16816.F32 R8, R4, R6, R8 ;
+        /*0020*/               @P0 BRA 0x0 ;
+        /*0030*/                   HMMA.16816.F32.BF16 R8, R4, R6, R8 ;
+        /*0040*/                   LOP3.LUT R4, R4, 0x3, RZ, 0xc0, !PT ;
+        /*0050*/                   HMMA.16816.F32.BF16 R8, R4, R6, R8 ;
+        /*0060*/               @P1 BRA 0x30 ;
+        /*0070*/                   EXIT ;
 """
 
 
@@ -180,3 +189,8 @@ def test_matrix_instructions_come_before_short_ways():
     assert found.looped and (found.work, found.per) == (2, "mma")
     assert found.instructions == {"mma": 2, "special": 1, "shared": 1, "control": 2}
     assert found.recorded()["instructions_per_mma"] == 3
+
+
+def test_of_two_loops_in_a_row_with_the_same_work_the_shorter_counts():
+    found = figures("falling_back")
+    assert found.looped and found.instructions == {"mma": 2, "control": 1}

@@ -302,7 +302,17 @@ def steady_path(code: list[Instruction]) -> tuple[list[Instruction], bool]:
         return (instruction.kind == "mma") if multiplies else instruction.global_bytes
 
     whole = flow.path(0, set(flow.order), work)
-    loops = [flow.path(head, body, work) for head, body in flow.loops.items()]
-    best = max(loops, key=lambda path: (sum(map(work, path)), -len(path)), default=[])
-    in_loop = 2 * sum(map(work, best)) > sum(map(work, whole))
-    return (best, True) if in_loop else (whole, False)
+    loops = {head: flow.path(head, body, work) for head, body in flow.loops.items()}
+    works = {head: sum(map(work, path)) for head, path in loops.items()}
+    best = max(loops, key=lambda head: (works[head], -len(loops[head])), default=None)
+    if best is None:
+        return whole, False
+    # Loops of the same work one behind the other are ways to do it, of which the whole path takes all.
+    taken = {instruction.address for instruction in whole}
+    others = [
+        head
+        for head, body in flow.loops.items()
+        if works[head] == works[best] and not body & flow.loops[best] and flow.blocks[head][0].address in taken
+    ]
+    in_loop = 2 * works[best] > sum(map(work, whole)) - len(others) * works[best]
+    return (loops[best], True) if in_loop else (whole, False)
