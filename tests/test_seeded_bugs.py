@@ -50,7 +50,7 @@ QUANTIZERS = ("quantize_mxfp4", "quantize_mxfp6_e3m2", "quantize_mxfp4_columns",
 DECLARED = (
     *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16", "probe_ending", FEW, "claim_slots", "append_nvfp4"),
     *("norm_rows", "gate_rows", "activate_rows", "rope_rows", "argmax_rows", "append_qkv"),
-    *("gemm_bf16", "gemm_few_bf16", "gemm_few_bf16_nvfp4", "gemm_nvfp4"),
+    *("gemm_bf16", "gemm_few_bf16", "gemm_few_bf16_nvfp4", "gemm_few_mxfp4", "gemm_few_mxfp8", "gemm_nvfp4"),
     "pack_keys_mxfp4",
     "pack_values_nvfp4",
     "scan_keys",

@@ -567,14 +567,17 @@ def _draw_codes(format: str):
     return draw
 
 
-def _draw_scales(format: str):
-    """Examples of scales: around 1; exactly 1 if C is quantized."""
-    low, one, high = (0x30, 0x38, 0x40) if BLOCK_FORMATS[format].two_level else (0x7B, 0x7F, 0x83)
+def _draw_scales(format: str, unusual: int | None = None):
+    """Examples of scales: around 1; exactly 1 if C is quantized. unusual: ue8m0 scales are those of usual weights and
+    activations, whose products of few rows are in f16, unless the rows modulo 3 are this."""
+    two_level = BLOCK_FORMATS[format].two_level
+    low, one, high = (0x30, 0x38, 0x40) if two_level else (0x7B, 0x7F, 0x83)
 
     def draw(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-        return (
-            np.full(shape, one, np.uint8) if axes["code_bytes"] > 1 else rng.integers(low, high, shape, dtype=np.uint8)
-        )
+        if axes["code_bytes"] > 1:
+            return np.full(shape, one, np.uint8)
+        below = 0 if two_level or unusual in (None, axes["rows"] % 3) else 8
+        return rng.integers(low - below, high - below, shape, dtype=np.uint8)
 
     return draw
 
@@ -630,10 +633,10 @@ def _declare_blocks(a: str, b: str, few: bool = False):
     """Declare the kernel for a pair with at least one block format."""
     half = a == "bf16"
     name = "gemm_" + "few_" * few + a + (f"_{b}" if a != b else "")
-    drawn = (
-        {"a": _values} if half else {"a_codes": _draw_codes(a), "a_scales": _draw_scales(a), "a_global": example_levels}
-    )
-    drawn |= {"b_codes": _draw_codes(b), "b_scales": _draw_scales(b), "b_global": example_levels}
+    drawn = {"a": _values} if half else {}
+    for unusual, (side, format) in enumerate([("b", b)] if half else [("a", a), ("b", b)], 1):
+        scales = _draw_scales(format, unusual if few else None)
+        drawn |= {f"{side}_codes": _draw_codes(format), f"{side}_scales": scales, f"{side}_global": example_levels}
 
     def read(options):
         first = _normed_a(options) if half else _of_blocks("a", a, options)
