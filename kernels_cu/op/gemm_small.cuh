@@ -14,6 +14,7 @@
 #include "../ptx/access_early.cuh"
 #include "../ptx/alu.cuh"
 #include "../ptx/cp_async.cuh"
+#include "../ptx/cp_async_once.cuh"
 #include "../ptx/griddepcontrol.cuh"
 #include "../tile/few_rows.cuh"
 #include "../tile/lanes.cuh"
@@ -295,9 +296,13 @@ struct FewRowsOfB {
     // Starts copying the next line into the stage at `offset`.
     __device__ void copy(uint32_t offset) {
 #pragma unroll
-        for (int i = 0; i < few_cols / 4; ++i)
-            ptx::cp_async_cg_16_of_run((target ^ 16 * Lines::swizzle(4 * (i % 2))) + offset + 4 * Ring::line * i,
-                                       source + i * step, left > 0 && i < there);
+        for (int i = 0; i < few_cols / 4; ++i) {
+            const uint32_t to = (target ^ 16 * Lines::swizzle(4 * (i % 2))) + offset + 4 * Ring::line * i;
+            const bool present = left > 0 && i < there;
+            // On an H100, 8192 x 8192 in 16 bits takes 10 % longer with lines that the L2 gives up first.
+            if constexpr (Format::bits < 16) ptx::cp_async_cg_16_of_run_once(to, source + i * step, present);
+            else ptx::cp_async_cg_16_of_run(to, source + i * step, present);
+        }
         source += Ring::line, left -= Ring::line;
     }
 

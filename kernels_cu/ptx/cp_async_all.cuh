@@ -5,13 +5,7 @@
 
 namespace ptx {
 
-// Start copying 16 or 4 bytes, both addresses multiples of that; the latter through the L1.
-__device__ inline void cp_async_cg_16_all(uint32_t shared_address, const void *global) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-                 :
-                 : "r"(shared_address), "l"(__cvta_generic_to_global(global))
-                 : "memory");
-}
+// Starts copying 4 bytes through the L1; both addresses are multiples of 4.
 __device__ inline void cp_async_ca_4_all(uint32_t shared_address, const void *global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
                  :

@@ -24,6 +24,7 @@
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/cp_async_all.cuh"
+#include "../ptx/cp_async_once.cuh"
 #include "../ptx/cvt.cuh"
 #include "../ptx/target.cuh"
 #include "../ptx/warp.cuh"
@@ -371,7 +372,7 @@ struct CachedUnits {
         for (int i = ptx::laneid(); i < count; i += 32) {
             const int row = i >> log, chunk = i & ((1 << log) - 1);
             const char *from = source(row, chunk);
-            ptx::cp_async_cg_16(unit + 16 * place(1 << log, keys, row, chunk), from, from != nullptr);
+            ptx::cp_async_cg_16_once(unit + 16 * place(1 << log, keys, row, chunk), from, from != nullptr);
         }
     }
 
@@ -422,7 +423,7 @@ struct CachedUnits {
             (Format::bits == 16 || pairs || scales.present >= 4 * of_row)) {   // nothing is missing
 #pragma unroll
             for (int round = 0; round < cached_rows / rows; ++round, from += step)
-                ptx::cp_async_cg_16_all(target_of(round), from);
+                ptx::cp_async_cg_16_once(target_of(round), from);
             if constexpr (Format::bits < 16) {
                 from = scales_from();
 #pragma unroll
@@ -483,7 +484,7 @@ struct CachedUnits {
         const int count = chunks(format), row_chunks = tile_keys * bits_of(format) / 128, first = part * count;
 #pragma unroll 2
         for (int i = ptx::laneid(); i < count; i += 32)
-            ptx::cp_async_cg_16(unit + 16 * i, tile + 16 * (first + i), first + i < tile_dim * row_chunks);
+            ptx::cp_async_cg_16_once(unit + 16 * i, tile + 16 * (first + i), first + i < tile_dim * row_chunks);
         const ValueScales scales(format);
         const int groups = scales.groups(quarter), there = scales.groups(tile_dim), i = ptx::laneid();   // one or two
         if (i < 8 * scales.steps * groups) {

@@ -307,8 +307,8 @@ def steady_path(code: list[Instruction]) -> tuple[list[Instruction], bool]:
     best = max(loops, key=lambda head: (works[head], -len(loops[head])), default=None)
     if best is None:
         return whole, False
-    # Loops of the same work one behind the other are ways to do it, of which the whole path takes all.
-    taken = {instruction.address for instruction in whole}
+    # Loops of equal MMAs one behind the other are ways to the same product, of which the whole path takes all.
+    taken = {instruction.address for instruction in whole if multiplies}
     others = [
         head
         for head, body in flow.loops.items()
