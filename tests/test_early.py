@@ -156,6 +156,8 @@ def test_later_launches_of_a_recorded_call_begin_early(cuda):
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 def test_prepared_calls_begin_early_where_devices_can(install, capability):
+    if capability < (9, 0) and "compute_80" not in units.record("attention_merge")["texts"]:
+        pytest.skip("a quick build has no text for this device")
     fake = install(fake_cuda.FakeCuda(capability=capability))
     with ptxrt.using("portable"):
         rng = np.random.default_rng(3)

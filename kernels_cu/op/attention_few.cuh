@@ -112,7 +112,7 @@ struct FewTiling {
     static constexpr int warps = node_chunks, threads = 32 * warps;
     static constexpr int keys = tile::tile_keys, units = keys / tile::cached_rows;   // of a tile
     static constexpr int exchanged =
-        (dim <= 128 ? 64 : 128) / octets;   // columns of a node that warps exchange at once
+        (dim <= 128 ? 64 : 128) / octets;               // columns of a node that warps exchange at once
     static constexpr int blocks = dim <= 128 ? 2 : 1;   // of a multiprocessor
     using Node = tile::WarpNode<exchanged, octets>;
     using State = tile::WarpNode<dim, octets>;

@@ -17,6 +17,7 @@ MORE = {
     "access_early_if": "access",
     "access_no_value": "access",
     "cp_async_all": "cp_async",
+    "cp_async_once": "cp_async",
     "cp_async_if": "cp_async",
     "cp_async_or_none": "cp_async",
     "cvt_scaled": "cvt",
