@@ -167,6 +167,17 @@ def test_prepared_calls_begin_early_where_devices_can(install, capability):
         assert [name for name, *_ in launches_of(fake)].count("cuLaunchKernelEx") == (capability >= (9, 0))
 
 
+def test_the_first_launch_of_a_call_is_plain(install):
+    """What is ahead of it is unknown, also where its entry waits."""
+    fake = install(fake_cuda.FakeCuda(capability=(9, 0)))
+    with ptxrt.using("portable"):
+        x = ptxrt.to_device(np.random.default_rng(3).standard_normal((4, 64), np.float32).astype(BF16))
+        prepared = ptxrt.prepare(lambda x: ptxrt.rmsnorm(ptxrt.rmsnorm(x)), x)
+        fake.calls.clear()
+        prepared(x)
+        assert [name for name, *_ in launches_of(fake)] == ["cuLaunchKernel", "cuLaunchKernelEx"]
+
+
 def test_a_refused_early_launch_is_made_plainly(cuda):
     want = attention_of_split_keys()[0].to_numpy()
     cuda.fail["cuLaunchKernelEx"] = cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED
