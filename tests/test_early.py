@@ -154,17 +154,25 @@ def test_later_launches_of_a_recorded_call_begin_early(cuda):
     assert all((other == first).all() for other in others) and np.isfinite(first.astype(np.float32)).all()
 
 
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
-def test_prepared_calls_begin_early_where_devices_can(install, capability):
-    if capability < (9, 0) and "compute_80" not in units.record("attention_merge")["texts"]:
-        pytest.skip("a quick build has no text for this device")
-    fake = install(fake_cuda.FakeCuda(capability=capability))
+@pytest.mark.parametrize("waits", [False, True])
+def test_later_launches_of_a_prepared_call_begin_early_if_they_wait(install, monkeypatch, waits):
+    """The text of a device before sm_90 has no waits."""
+    launches = units.launches
+
+    def without_waits(*of):
+        return {name: {key: launch[key] for key in launch if key != "waits"} for name, launch in launches(*of).items()}
+
+    if not waits:
+        monkeypatch.setattr(units, "launches", without_waits)
+    fake = install(fake_cuda.FakeCuda(capability=(9, 0)))
     with ptxrt.using("portable"):
         rng = np.random.default_rng(3)
         q, k = (ptxrt.to_device(rng.standard_normal((1, 2, n, 64), np.float32).astype(BF16)) for n in (1, 1300))
         prepared = ptxrt.prepare(ptxrt.attention, q, k, k, qk="bf16", pv="bf16")
-        prepared()
-        assert [name for name, *_ in launches_of(fake)].count("cuLaunchKernelEx") == (capability >= (9, 0))
+        fake.calls.clear()
+        prepared(q, k, k)
+        second = "cuLaunchKernelEx" if waits else "cuLaunchKernel"
+        assert [name for name, *_ in launches_of(fake)] == ["cuLaunchKernel", second]
 
 
 def test_the_first_launch_of_a_call_is_plain(install):

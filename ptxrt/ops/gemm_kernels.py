@@ -569,7 +569,7 @@ def _draw_codes(format: str):
 
 def _draw_scales(format: str, unusual: int | None = None):
     """Examples of scales: around 1; exactly 1 if C is quantized. unusual: ue8m0 scales are those of usual weights and
-    activations, whose products of few rows are in f16, unless the rows modulo 3 are this."""
+    activations, so that few rows are multiplied in f16, except in cases whose rows modulo 3 are this number."""
     two_level = BLOCK_FORMATS[format].two_level
     low, one, high = (0x30, 0x38, 0x40) if two_level else (0x7B, 0x7F, 0x83)
 
