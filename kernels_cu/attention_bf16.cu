@@ -1,7 +1,7 @@
 // attention_bf16: attention on Q, K and V in bf16 or f16.
 #include "kernel.cuh"
 #include "op/attention.cuh"
-#include "op/early.cuh"
+#include "op/early_if.cuh"
 
 VARIANTS(dim dim_v, 32 32, 64 64, 96 96, 128 128, 192 128, 192 192, 256 256)
 
@@ -30,7 +30,7 @@ constexpr bool merges_early = Tiling::rows == Half<typename Tiling::Element>::ro
      ATTENTION_ARRAYS(AS_PARAMETER) ATTENTION_SCALARS(AS_PARAMETER) int batch, int heads_kv, int group, int queries,   \
      int dim, int keys, int dim_v, int sequences, int splits, STRIDES_Q(q), STRIDES_K(k), STRIDES_K(v),                \
      ATTENTION_STRIDES(STRIDES_MASK, STRIDES_Q)) {                                                                     \
-        if (merges_early<Tiling<Element>> && partial) op::let_next_begin();                                            \
+        op::let_next_begin_if(merges_early<Tiling<Element>> && partial);                                               \
         op::attention<Tiling<Element>>(                                                                                \
             shared<typename Tiling<Element>::Shared>(),                                                                \
             {q, k, v, THE_STRIDES_Q(q), THE_STRIDES_K(k), THE_STRIDES_K(v)},                                           \

@@ -1,0 +1,13 @@
+// Launches that let the launch behind begin only if it is one that waits for them.
+#pragma once
+
+#include "early.cuh"
+
+namespace op {
+
+// As let_next_begin(). Whether it is called must not differ within a launch.
+__device__ inline void let_next_begin_if(bool begins) {
+    if (begins) let_next_begin();
+}
+
+}   // namespace op
