@@ -65,6 +65,20 @@ def with_use(backend: Backend, uses: tuple, queue: Queue, mark: Any) -> tuple:
     return *((None, gathered) for gathered in backend.gather(tuple(its for _, its in uses))), (queue, mark)
 
 
+class Changes:
+    """count: how often the uses of any memory have changed. A call that passed its tests at a count need not repeat
+    them while the count is the same.
+    """
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+changes = Changes()
+
+
 class Memory:
     """Bytes of a machine that this object owns, with their latest uses. The finalizer frees them.
 
@@ -75,7 +89,6 @@ class Memory:
 
     __slots__ = ("backend", "address", "nbytes", "writer", "readers", "shared", "__weakref__")
     is_owned = True
-    changes = 0  # how often the uses of any memory have changed
 
     def __init__(self, backend: Backend, address: int, nbytes: int, writer: Any = None):
         self.backend = backend
@@ -105,11 +118,11 @@ class Memory:
         if not write and any(its is mark for _, its in self.readers):
             return
         with noting:
-            Memory.changes += 1
             if write:
                 self.writer, self.readers = mark, ()
             else:
                 self.readers = with_use(self.backend, self.readers, queue, mark)
+            changes.count += 1  # afterwards, so that a test that begins at the new count sees the new uses
 
     def __del__(self, is_finalizing=sys.is_finalizing):
         # At interpreter exit the driver may be gone already; the memory goes with the process.

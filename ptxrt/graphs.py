@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from .array import DeviceArray, Memory, new_memory
+from .array import DeviceArray, Memory, changes, new_memory
 from .backend import Packet, Queue, enter, leave, scope
 from .errors import ArgumentError
 from .launch import Launch, Plan, announce
@@ -105,7 +105,7 @@ class graph:
         queue = self.backend.queue(stream)
         with self._turn:
             crossing = not queue.lasting  # whether other queues are involved, or the end of this one is to be recorded
-            settled = queue, Memory.changes
+            settled = queue, changes.count
             if self._settled != settled:
                 for memory, write in self._uses.items():
                     if memory.writer is not queue or memory.readers:

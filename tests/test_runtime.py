@@ -459,6 +459,46 @@ def test_prepared_calls_wait_as_others_do(cuda):
     np.testing.assert_array_equal(transpose(y).to_numpy(), numbers(4, 5))
 
 
+def test_prepared_calls_that_repeat_find_what_changed(cuda):
+    """A call on the example's arrays skips tests that the call before passed, unless a use of any memory changed."""
+    stream = ptxrt.Stream()
+    x, y, negative = ptxrt.to_device(numbers(4, 5)), ptxrt.empty((5, 4), np.float32), ptxrt.to_device(-numbers(5, 4))
+    prepared = ptxrt.prepare(transpose, x, y=y)
+    prepared()
+    cuda.calls.clear()
+    prepared(), prepared(x)
+    assert cuda.names() == ["cuLaunchKernel"] * 2
+    kept = transpose(y, stream=stream)  # the next call writes y, and waits for this
+    transpose(negative, y=x)
+    prepared()
+    np.testing.assert_array_equal(kept.to_numpy(), numbers(4, 5))
+    np.testing.assert_array_equal(y.to_numpy(), -numbers(5, 4))
+    prepared()
+    transpose(ptxrt.to_device(numbers(5, 4)), y=x, stream=stream)  # the next call reads x, and waits for this
+    prepared()
+    np.testing.assert_array_equal(y.to_numpy(), numbers(5, 4))
+    for _ in range(2):  # as does the stream of the call
+        with stream:
+            prepared()
+        transpose(negative, y=x)
+    np.testing.assert_array_equal(y.to_numpy(), -numbers(5, 4))
+    with ptxrt.trace() as seen:
+        prepared()
+    assert len(seen.rows()) == 1
+
+
+def test_prepared_calls_follow_the_arrays_of_their_arguments(either):
+    """An argument may hold other arrays than in the call before."""
+    x = ptxrt.to_device(numbers(4, 64))
+    q, other = (ptxrt.quantize(ptxrt.to_device(np.zeros((4, 64), np.float32)), "mxfp4") for _ in range(2))
+    prepared = ptxrt.prepare(ptxrt.quantize, x, "mxfp4", out=q)
+    prepared(), prepared()
+    codes, q.codes = q.codes, other.codes
+    fresh = q.codes.to_numpy()
+    assert prepared() is q and (other.codes.to_numpy() != fresh).any()
+    np.testing.assert_array_equal(other.codes.to_numpy(), codes.to_numpy())
+
+
 def test_calls_that_are_remembered_are_checked_all_the_same(cuda):
     x = ptxrt.to_device(numbers(4, 64))
     q = ptxrt.quantize(x, "mxfp4")
