@@ -40,7 +40,8 @@ class graph:
         self._modules: set[Any] = set()  # that must stay loaded
         self._turn = Lock()
         self._uses: dict[Memory, bool] = {}
-        # The queue that alone had used the graph's memory at a launch, and the count of changes then.
+        # The queue of a launch that waited for nothing and changed no use, and the count of changes then. Launches in
+        # this queue do not look at the memory while that count stands.
         self._settled: tuple[Queue, int] | None = None
         self._receipts: list[Launch] = []
         self._receipt: Launch | None = None  # of the whole graph, once its block has ended
@@ -104,20 +105,22 @@ class graph:
             return
         queue = self.backend.queue(stream)
         with self._turn:
-            crossing = not queue.lasting  # whether other queues are involved, or the end of this one is to be recorded
-            settled = queue, changes.count
-            if self._settled != settled:
-                for memory, write in self._uses.items():
-                    if memory.writer is not queue or memory.readers:
-                        memory.acquire(queue, write)
-                        crossing = True
-                self._settled = None if crossing else settled
-            announce(self.receipt, self.backend, queue, self._run, queue)
-            if not crossing:
+            now = queue, changes.count
+            if self._settled == now:
+                announce(self.receipt, self.backend, queue, self._run, queue)
                 return
+            for memory, write in self._uses.items():
+                memory.acquire(queue, write)
+            announce(self.receipt, self.backend, queue, self._run, queue)
             mark = self.backend.mark(queue)
             for memory, write in self._uses.items():
                 memory.release(queue, mark, write)
+            if queue.lasting and changes.count == now[1] and not any(map(self._waits_each_time, self._uses)):
+                self._settled = now
+
+    def _waits_each_time(self, memory: Memory) -> bool:
+        """Return whether a lender of memory and each launch wait for each other."""
+        return not memory.is_owned and getattr(memory, "lender", None) is not None
 
     def _run(self, queue: Queue) -> None:
         if self._captured is not None:
