@@ -7,6 +7,7 @@
 Names are imported on first use, so that `import ptxrt` is cheap.
 """
 
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,7 @@ _HOME = {
     "DeviceArray": "array",
     "to_device": "array",
     "empty": "array",
+    "PageLocked": "page_locked",
     "zeros": "copies",
     "compare": "accuracy",
     "Comparison": "accuracy",
@@ -133,6 +135,7 @@ if TYPE_CHECKING:
     from .ops.rows import argmax_rows as argmax_rows
     from .ops.rows import mean_rows as mean_rows
     from .ops.rows import take_rows as take_rows
+    from .page_locked import PageLocked as PageLocked
     from .prepared import prepare as prepare
     from .program import load as load
     from .selection import machines as machines
@@ -159,8 +162,14 @@ def synchronize(stream: "StreamLike" = None) -> None:
 
     None is the stream of `with stream:`, else the library's own.
     """
-    backend = getattr(stream, "backend", None) or import_module(f"{__name__}.selection").current()
+    backend = getattr(stream, "backend", None) or _selection().current()
     backend.synchronize(stream)
+
+
+@cache
+def _selection() -> Any:
+    """Return the module; an import in each call would take longer than the driver's part of a wait."""
+    return import_module(f"{__name__}.selection")
 
 
 if not TYPE_CHECKING:  # hidden from type checkers, so that they report unknown names

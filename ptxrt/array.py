@@ -101,7 +101,7 @@ class Memory:
     def acquire(self, queue: Queue, write: bool) -> None:
         """Make a queue wait for the writer of the memory and, before a write, for its readers."""
         writer, readers = self.writer, self.readers
-        if not write and any(reader is queue for reader, _ in readers):
+        if not write and readers and any(reader is queue for reader, _ in readers):
             return  # the queue has waited for the writer already
         wait = queue.backend.wait  # of the queue's device: a copy between devices involves two
         if writer is not queue and writer is not None:
@@ -115,7 +115,7 @@ class Memory:
         """Record a use whose end in `queue` is `mark`."""
         if self.writer is mark and not (write and self.readers):
             return
-        if not write and any(its is mark for _, its in self.readers):
+        if not write and self.readers and any(its is mark for _, its in self.readers):
             return
         with noting:
             if write:
@@ -649,10 +649,19 @@ def empty(
     """Allocate a device array on the current machine, or on device number `device` of it. Its elements are
     uninitialized.
     """
-    sizes, dtype = _checked_shape("empty", shape), _checked_dtype("empty", dtype)
-    if len(sizes) > AXES or 0 in sizes:
-        check_size("empty", sizes, dtype)  # allocate checks the bytes of all others
+    sizes, dtype, _ = checked_array("empty", shape, dtype)
     return allocate(place(device), sizes, dtype)
+
+
+def checked_array(function: str, shape, dtype) -> tuple[tuple[int, ...], np.dtype, int]:
+    """Return shape, dtype and bytes of a new array; ArgumentError for those that no array has."""
+    sizes, dtype = _checked_shape(function, shape), _checked_dtype(function, dtype)
+    if len(sizes) > AXES or 0 in sizes:
+        check_size(function, sizes, dtype)
+    nbytes = prod(sizes) * dtype.itemsize
+    if nbytes > BYTES:
+        check_size(function, sizes, dtype)
+    return sizes, dtype, nbytes
 
 
 def allocate(backend: Backend, shape: tuple[int, ...], dtype: np.dtype, queue: Queue | None = None) -> DeviceArray:

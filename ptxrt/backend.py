@@ -250,7 +250,7 @@ class Backend(Protocol):
     | | is_cuda | whether addresses are CUDA addresses, which other libraries can share |
     | | multiprocessors, remembered, own_queue | constant |
     | code | module, open, packet | an entry keeps loaded what it needs (`Entry.owner`) |
-    | memory | alloc, memory_info, trim, write, read, copy | `write` and `read` may wait |
+    | memory | alloc, memory_info, trim, host_memory, write, read, copy | `write` and `read` may wait |
     | | free, reclaim | finalizers call them: no lock, no wait, no reference kept (turns.py) |
     | order | queue, new_queue, mark, wait, gather | work in one queue is in order; `wait` orders two on the device |
     | | reached, synchronize | `synchronize` waits, `reached` only with `wait=True` |
@@ -309,12 +309,20 @@ class Backend(Protocol):
         """Wait for the machine and give everything that is kept for reuse back to it."""
         ...
 
-    def write(self, address: int, host: np.ndarray, stream=None) -> None:
-        """Copy a contiguous array to the machine, in the order of the stream; `host` may change on return."""
+    def write(self, address: int, host: np.ndarray, stream=None, is_locked: bool = False) -> None:
+        """Copy a contiguous array to the machine, in the order of the stream; `host` may change on return.
+
+        is_locked: `host` is of `host_memory`. The call does not wait, and the caller orders the host with the copy. A
+        stream that is captured records it.
+        """
         ...
 
-    def read(self, address: int, host: np.ndarray, stream=None) -> None:
-        """Fill a contiguous array from the machine, after everything before it in the stream."""
+    def read(self, address: int, host: np.ndarray, stream=None, is_locked: bool = False) -> None:
+        """Fill a contiguous array from the machine, after all before it in the stream. is_locked: as in `write`."""
+        ...
+
+    def host_memory(self, nbytes: int) -> np.ndarray:
+        """Allocate bytes of the host, page-locked, for `read` and `write`."""
         ...
 
     def copy(self, address: int, source: "Backend", source_address: int, nbytes: int, queue: Queue) -> None:

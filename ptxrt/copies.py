@@ -122,9 +122,12 @@ def _write(target: DeviceArray, value: np.ndarray) -> None:
         return
     backend, memory = target.backend, target.memory
     queue = backend.queue()
-    memory.acquire(queue, True)
-    backend.write(target.address, np.ascontiguousarray(value), queue)
-    memory.release(queue, backend.mark(queue), True)
+    crossing = memory.writer is not queue or memory.readers  # else there is nothing to wait for or to record
+    if crossing:
+        memory.acquire(queue, True)
+    backend.write(target.address, value if value.flags.c_contiguous else np.ascontiguousarray(value), queue)
+    if crossing:
+        memory.release(queue, backend.mark(queue), True)
 
 
 def _uploaded(target: DeviceArray, value: np.ndarray) -> DeviceArray:

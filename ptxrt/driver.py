@@ -278,6 +278,13 @@ class Image(_Handle):
         return _call("cuModuleEnumerateFunctions", count, self.handle) if count else []
 
 
+class HostMemory(_Handle):
+    """Page-locked memory. Copies of the device may be under way when the last array over it ends."""
+
+    __slots__ = ()
+    waits = True
+
+
 class Event:
     """A CUDA event that was recorded at the end of `queue`. Its handle is reused once nothing refers to this object."""
 
@@ -701,7 +708,7 @@ class DriverBackend:
         with self._entered():
             _call("cuCtxSynchronize", about=self.blame())
 
-    def write(self, address: int, host: np.ndarray, stream=None) -> None:
+    def write(self, address: int, host: np.ndarray, stream=None, is_locked: bool = False) -> None:
         """Copy a contiguous array to the device; `host` may change afterwards.
 
         Small arrays go by way of page-locked memory, without a wait; others wait for the stream. In a stream that is
@@ -709,34 +716,46 @@ class DriverBackend:
         """
         queue = self.queue(stream)
         with self._entered():
-            if host.nbytes <= Staging.LARGEST and not self._is_capturing(queue):
+            if is_locked:
+                self.copy_from_host(address, host.ctypes.data, host.nbytes, queue)
+            elif host.nbytes <= Staging.LARGEST and not self._is_capturing(queue):
                 self._staging.write(address, host, queue)
             else:
                 self.copy_from_host(address, host.ctypes.data, host.nbytes, queue)
-                self._wait_for(queue)
+                self.wait_for(queue)
 
     def copy_from_host(self, address: int, source: int, nbytes: int, queue: Queue) -> None:
         """Start a copy of the host's bytes at `source`, in the device's context."""
         self.do("cuMemcpyHtoDAsync", address, source, nbytes, queue.native)
 
     def page_locked(self, nbytes: int) -> int:
-        """Allocate memory of the host that the device reads directly; it is never freed."""
+        """Allocate memory of the host that the device reads directly."""
         with self._relaxed():
             return int(_call("cuMemHostAlloc", nbytes, 0, about=f"{nbytes} bytes of page-locked memory"))
 
-    def read(self, address: int, host: np.ndarray, stream=None) -> None:
-        """Fill a contiguous array from the device and wait for it."""
+    def read(self, address: int, host: np.ndarray, stream=None, is_locked: bool = False) -> None:
+        """Fill a contiguous array from the device, and wait for it unless it is page-locked."""
         queue = self.queue(stream)
         with self._entered():
-            if host.nbytes <= Staging.LARGEST:
+            if is_locked:
+                self.copy_to_host(host.ctypes.data, address, host.nbytes, queue)
+            elif host.nbytes <= Staging.LARGEST:
                 self._staging.read(address, host, queue)
             else:
                 self.copy_to_host(host.ctypes.data, address, host.nbytes, queue)
+                self.wait_for(queue)
+
+    def host_memory(self, nbytes: int) -> np.ndarray:
+        """Allocate page-locked memory. It is freed once no array lies over it and the work until then is done."""
+        if not nbytes:
+            return np.empty(0, np.uint8)
+        buffer: Any = (ctypes.c_char * nbytes).from_address(self.page_locked(nbytes))
+        buffer.owner = HostMemory(self, ctypes.addressof(buffer), self.binding("cuMemFreeHost"))
+        return np.frombuffer(buffer, np.uint8)
 
     def copy_to_host(self, target: int, address: int, nbytes: int, queue: Queue) -> None:
-        """Copy to the host's bytes at `target` and wait, in the device's context."""
+        """Start a copy to the host's bytes at `target`, in the device's context."""
         self.do("cuMemcpyDtoHAsync", target, address, nbytes, queue.native)
-        self._wait_for(queue)
 
     def copy(self, address: int, source: "DriverBackend", source_address: int, nbytes: int, queue: Queue) -> None:
         """Copy between devices, or on this one."""
@@ -862,7 +881,7 @@ class DriverBackend:
         """Wait for a stream. Errors of kernels are reported here."""
         queue = self.queue(stream)
         with self._entered():
-            self._wait_for(queue)
+            self.wait_for(queue)
         self._tidy()
 
     def _is_done(self, function: str, *arguments) -> bool:
@@ -873,7 +892,8 @@ class DriverBackend:
             raise _error(function, result, self.blame())
         return True
 
-    def _wait_for(self, queue: Queue) -> None:
+    def wait_for(self, queue: Queue) -> None:
+        """Wait for a queue's present work, in the device's context."""
         self.do("cuStreamSynchronize", queue.native)
 
     def do(self, function: str, *arguments) -> None:
@@ -971,11 +991,11 @@ class DriverBackend:
     def _is_capturing(self, queue: Queue) -> bool:
         """Do the same in the device's context."""
         result, *values = self._driver.cuStreamIsCapturing(queue.native)
-        if result.name == "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT":
-            return False  # the legacy stream, while another stream is captured in global mode
-        if result != self._driver.CUresult.CUDA_SUCCESS:
+        if result.value:
+            if result.name == "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT":
+                return False  # the legacy stream, while another stream is captured in global mode
             raise _error("cuStreamIsCapturing", result)
-        capturing = values[0] != self._driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+        capturing = values[0].value != 0  # CU_STREAM_CAPTURE_STATUS_NONE
         if not queue.lasting:
             (self._handles_captured.add if capturing else self._handles_captured.discard)(queue.handle)
         return capturing

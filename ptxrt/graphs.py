@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,8 @@ class graph:
 
     Calls in the block run nothing: they become part of the graph, on the same arrays each time. The graph keeps the
     memory of these arrays, also of results that the block allocates. Calls take device arrays and the graph's own
-    stream (`stream=None`). A call that would wait or copy raises ArgumentError. On the emulator the calls are recorded
-    and run again one by one.
+    stream (`stream=None`). A call that would wait or copy raises ArgumentError, but for copies of `PageLocked` arrays.
+    On the emulator the calls are recorded and run again one by one.
     """
 
     name = "ptxrt.graph"
@@ -36,7 +36,8 @@ class graph:
         self.backend: Any = None
         self.queue: Queue | None = None
         self._captured: Any = None
-        self._calls: list[tuple[Plan, Packet, tuple]] = []
+        self._calls: list[tuple[Callable[[Queue], None], Any]] = []  # on the emulator, with what they need
+        self._copies: list[Callable[[Queue], None]] = []  # they hold memory of the host
         self._modules: set[Any] = set()  # that must stay loaded
         self._turn = Lock()
         self._uses: dict[Memory, bool] = {}
@@ -70,21 +71,35 @@ class graph:
 
     def add(self, plan: Plan, packet: Packet, arrays: Sequence[DeviceArray], values: tuple, queue: Queue) -> None:
         """Add one launch, whose parameters are in `packet`."""
-        if plan.backend is not self.backend:
-            raise ArgumentError(
-                f"ptxrt.graph: the graph is for {self.backend.describe()}, the call for {plan.backend.describe()}"
-            )
-        if queue is not self.queue:
-            raise ArgumentError("ptxrt.graph: a call in the block names another stream; leave out stream=")
+        self._check_place(plan.backend, queue)
         if self.backend.is_cuda:
             packet.record(queue)
             plan.keep(packet)
             self._modules.add(plan.entry.owner)
         else:
-            self._calls.append((plan, packet, tuple(arrays)))
+            self._calls.append((packet.launch, (plan, arrays)))
         for array, write in zip(arrays, plan.writes):
             self._uses[array.memory] = self._uses.get(array.memory, False) or write
         self._receipts.append(plan.receipt(values))
+
+    def add_copy(self, array: DeviceArray, write: bool, start: Callable[[Queue], None], queue: Queue) -> None:
+        """Add a copy between page-locked memory and an array, which it writes or reads."""
+        self._check_place(array.backend, queue)
+        if self.backend.is_cuda:
+            start(queue)
+        else:
+            self._calls.append((start, array))
+        self._copies.append(start)
+        self._uses[array.memory] = self._uses.get(array.memory, False) or write
+
+    def _check_place(self, backend: Any, queue: Queue) -> None:
+        """Raise ArgumentError for a call on another machine or stream."""
+        if backend is not self.backend:
+            raise ArgumentError(
+                f"ptxrt.graph: the graph is for {self.backend.describe()}, the call for {backend.describe()}"
+            )
+        if queue is not self.queue:
+            raise ArgumentError("ptxrt.graph: a call in the block names another stream; leave out stream=")
 
     def new_memory(self, backend: Any, nbytes: int, queue: Queue) -> Memory:
         """Allocate memory for a call in the block."""
@@ -101,7 +116,7 @@ class graph:
             raise ArgumentError(
                 f"{scope().recorder.name}: a graph cannot be part of another recording; launch it afterwards"
             )
-        if not self._receipts:
+        if not self._receipts and not self._copies:
             return
         queue = self.backend.queue(stream)
         with self._turn:
@@ -125,8 +140,8 @@ class graph:
     def _run(self, queue: Queue) -> None:
         if self._captured is not None:
             self._captured.launch(queue)
-        for _, packet, _ in self._calls:
-            packet.launch(queue)
+        for call, _ in self._calls:
+            call(queue)
 
     @property
     def launches(self) -> tuple[Launch, ...]:
@@ -144,10 +159,11 @@ class graph:
             for column in ([p.bytes_moved for p in parts], [p.flops for p in parts])
         ]
         names = ", ".join(dict.fromkeys(p.entry for p in parts))
-        first = parts[0]
+        first = parts[0] if parts else None
         whole = Launch(
-            *(f"graph of {len(parts)}", first.machine, first.detail, names, first.grid, first.block),
-            *(max(p.shared_bytes for p in parts), *sums, ",".join(dict.fromkeys(p.module for p in parts))),
+            *(f"graph of {len(parts)}", self.backend.name, self.backend.describe(), names),
+            *((first.grid, first.block) if first else ((1, 1, 1), (1, 1, 1))),
+            *(max((p.shared_bytes for p in parts), default=0), *sums, ",".join(dict.fromkeys(p.module for p in parts))),
         )
         if self._state == "ready":
             self._receipt = whole

@@ -16,6 +16,8 @@ from .backend import Queue
 class Device(Protocol):
     """The interface of a device to its staging memory."""
 
+    own_queue: Queue
+
     def page_locked(self, nbytes: int) -> int:
         """Allocate memory of the host that the device reads directly."""
         ...
@@ -25,7 +27,11 @@ class Device(Protocol):
         ...
 
     def copy_to_host(self, target: int, address: int, nbytes: int, queue: Queue) -> None:
-        """Copy to the host's bytes at `target`, and wait."""
+        """Start a copy to the host's bytes at `target`."""
+        ...
+
+    def wait_for(self, queue: Queue) -> None:
+        """Wait for the queue's present work."""
         ...
 
     def record(self, queue: Queue, event: Any) -> Any:
@@ -43,11 +49,14 @@ def _bytes_at(address: int, nbytes: int) -> np.ndarray:
 
 
 class Part:
-    """A part of the memory, filled from its start on. events: one after the last copy from it in each queue."""
+    """A part of the memory, filled from its start on. events: one after the last copy from it in each queue. is_own:
+    whether the device's own queue copies from it; its event is recorded when the part is full.
+    """
 
     def __init__(self, start: int, memory: np.ndarray):
         self.start, self.memory, self.used = start, memory, 0
         self.events: list[Any] = []
+        self.is_own = False
         self.latest: WeakKeyDictionary[Queue, Any] = WeakKeyDictionary()
 
 
@@ -72,6 +81,9 @@ class Staging:
             part.used += -(-nbytes // self.ALIGNMENT) * self.ALIGNMENT
             part.memory[used : used + nbytes] = host.reshape(-1).view(np.uint8)
             self._device.copy_from_host(address, part.start + used, nbytes, queue)
+            if queue is self._device.own_queue:  # it never ends, so that one event suffices, once the part is full
+                part.is_own = True
+                return
             known = part.latest.get(queue)
             event = self._device.record(queue, known)
             if known is None:
@@ -86,6 +98,7 @@ class Staging:
             start = self._device.page_locked(self.LARGEST)
             memory = _bytes_at(start, self.LARGEST)
         self._device.copy_to_host(start, address, host.nbytes, queue)
+        self._device.wait_for(queue)
         host.reshape(-1).view(np.uint8)[:] = memory[: host.nbytes]
         self._spare.append((start, memory))  # not after a failure: the copy may be under way
 
@@ -96,7 +109,9 @@ class Staging:
             for place in range(start, start + self.PART * self.PARTS, self.PART):
                 self._parts.append(Part(place, _bytes_at(place, self.PART)))
         if self._parts[0].used + nbytes > self.PART:
-            oldest = self._parts[1]
+            full, oldest = self._parts[:2]
+            if full.is_own:
+                full.events.append(self._device.record(self._device.own_queue, None))
             for event in oldest.events:
                 self._device.reached(event, wait=True)
             self._parts = [Part(oldest.start, oldest.memory), *self._parts[2:], self._parts[0]]

@@ -248,6 +248,11 @@ class FakeCuda:
         self.page_locked.append(ctypes.create_string_buffer(b"\xa5" * nbytes, nbytes))
         return ctypes.addressof(self.page_locked[-1])
 
+    def cuMemFreeHost(self, address):
+        (buffer,) = [buffer for buffer in self.page_locked if ctypes.addressof(buffer) == address]
+        self.page_locked.remove(buffer)
+        ctypes.memset(buffer, 0xC3, len(buffer))
+
     def cuMemGetInfo(self):
         self._in_context()
         return self.total - sum(len(buffer) - 511 for buffer in self.memory.values()), self.total

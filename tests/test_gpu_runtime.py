@@ -290,6 +290,29 @@ def test_graphs(gpu):
     check(ptxrt.quantize(x, "mxfp4"), values)
 
 
+def test_graphs_of_page_locked_arrays(gpu):
+    """The kernel behind a copy waits for it, also one that may begin early; the copy behind a kernel waits for that."""
+    x, weight = ptxrt.empty((64, 256), np.float32), ptxrt.to_device(np.ones(256, np.float32))
+    sent, received = (ptxrt.PageLocked((64, 256), np.float32) for _ in range(2))
+    with ptxrt.graph() as g:
+        sent.send(x)
+        received.receive(ptxrt.rmsnorm(ptxrt.rmsnorm(x, weight), weight))
+    for seed in range(20):
+        values = data(seed=seed)
+        sent.array[:] = values
+        g.launch()
+        ptxrt.synchronize()
+        want = ptxrt.rmsnorm(ptxrt.rmsnorm(ptxrt.to_device(values), weight), weight)
+        np.testing.assert_array_equal(received.array, want.to_numpy())
+    later = ptxrt.PageLocked((64, 256), np.float32)
+    later.receive(x)
+    del sent, received, g
+    gc.collect()
+    ptxrt.trim_memory()
+    ptxrt.synchronize()
+    np.testing.assert_array_equal(later.array, values)
+
+
 # Threads, processes
 
 

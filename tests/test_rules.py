@@ -41,6 +41,7 @@ MODULES = {
     "emulator": {"errors", "backend", "files", "turns", "units", "ptx"},
     "array": {"errors", "backend", "binder", "formats", "dlpack", "provided", "selection"},
     "copies": {"errors", "array", "formats", "ops"},
+    "page_locked": {"errors", "array", "backend", "selection"},
     "dlpack": {"errors", "array", "backend", "turns"},
     "stream": {"errors", "backend", "selection"},
     "atlas": {"errors"},

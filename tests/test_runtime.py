@@ -15,9 +15,10 @@ import pytest
 import fake_cuda
 import ptxrt
 from ptxrt import backend, ops, selection
+from ptxrt.array import Memory
 from ptxrt.pool import LARGE, PAGE, Pool, rounded
 from ptxrt.staging import Staging
-from test_driver import RESULT, cuda, install  # noqa: F401
+from test_driver import RESULT, Foreign, cuda, install  # noqa: F401
 
 transpose = ops.transpose.transpose_naive
 
@@ -842,6 +843,37 @@ def test_a_graph_that_one_stream_has_launched_waits_for_others(cuda):
     np.testing.assert_array_equal(y.to_numpy(), numbers(4, 5).T)
 
 
+@pytest.mark.parametrize("stream", [None, "ours"], ids=str)
+def test_graphs_settle_in_any_lasting_stream(cuda, monkeypatch, stream):
+    """Of memory that other streams wrote once, until it is used elsewhere."""
+    stream = ptxrt.Stream() if stream == "ours" else stream
+    x, y, other = ptxrt.to_device(numbers(4, 5)), ptxrt.empty((5, 4), np.float32), ptxrt.Stream()
+    with ptxrt.graph() as graph:
+        transpose(x, y=y)
+    looks, real = [], Memory.acquire
+    monkeypatch.setattr(Memory, "acquire", lambda *a: (looks.append(1), real(*a))[1])
+    for _ in range(5):
+        graph.launch(stream)
+    assert len(looks) <= 2 * 2 * len("xy")
+    looks.clear()
+    graph.launch(stream)
+    assert not looks
+    transpose(ptxrt.to_device(-numbers(5, 4)), y=x, stream=other)
+    graph.launch(stream)
+    np.testing.assert_array_equal(y.to_numpy(), -numbers(5, 4))
+
+
+def test_graphs_on_lent_memory_wait_each_time(cuda):
+    lent = {**ptxrt.to_device(numbers(4, 5)).__cuda_array_interface__, "stream": 77}
+    x, y = ptxrt.to_device(Foreign(lent)), ptxrt.empty((5, 4), np.float32)
+    with ptxrt.graph() as graph:
+        transpose(x, y=y)
+    for _ in range(4):
+        cuda.calls.clear()
+        graph.launch()
+        assert cuda.names().count("cuStreamWaitEvent") == 2  # for the lender, and the lender for it
+
+
 def test_somebody_elses_capture_is_left_alone(cuda):
     """A launch with out= in a stream that another library captures issues no wait and no event, only the launch."""
     x, y = ptxrt.to_device(numbers(2, 3)), ptxrt.empty((3, 2), np.float32)
@@ -852,6 +884,99 @@ def test_somebody_elses_capture_is_left_alone(cuda):
     transpose(x, y=y, stream=88)
     assert not {"cuStreamWaitEvent", "cuMemAlloc", "cuStreamSynchronize", "cuEventQuery"} & set(cuda.names())
     assert len(cuda.captures.pop(88)) == 1
+
+
+# Page-locked arrays
+
+
+@pytest.mark.parametrize("stream", [None, "ours", 55], ids=str)
+def test_page_locked_arrays_are_copied_without_a_wait(cuda, stream):
+    """Each copy is at its place in the stream, and ordered with other streams like a launch."""
+    stream = ptxrt.Stream() if stream == "ours" else stream
+    x, y = ptxrt.empty((4, 5), np.float32), ptxrt.empty((5, 4), np.float32)
+    sent, first, second = (ptxrt.PageLocked(shape, np.float32) for shape in ((4, 5), (5, 4), (5, 4)))
+    sent.array[:] = numbers(4, 5)
+    sent.send(x, stream=stream)
+    transpose(x, y=y)
+    first.receive(y, stream=stream)
+    transpose(ptxrt.to_device(-numbers(4, 5)), y=y)
+    second.receive(y)
+    assert not waits_of_the_host(cuda)
+    ptxrt.synchronize(stream)
+    np.testing.assert_array_equal(first.array, numbers(4, 5).T)
+    ptxrt.synchronize()
+    np.testing.assert_array_equal(second.array, -numbers(4, 5).T)
+    np.testing.assert_array_equal(x.to_numpy(), numbers(4, 5))
+
+
+def test_graphs_copy_page_locked_arrays(either):
+    """Each launch sends what the array holds then; a graph may hold copies alone."""
+    x = ptxrt.empty((4, 5), np.float32)
+    sent, received = ptxrt.PageLocked((4, 5), np.float32), ptxrt.PageLocked((5, 4), np.float32)
+    sent.array[:] = 7
+    with ptxrt.graph() as graph:
+        sent.send(x)
+        received.receive(transpose(x))
+    assert len(graph.launches) == 1
+    views = sent.array, received.array
+    del sent, received  # the graph holds their memory
+    gc.collect()
+    for sign in (1, -1):
+        views[0][:] = sign * numbers(4, 5)
+        graph.launch()
+        ptxrt.synchronize()
+        np.testing.assert_array_equal(views[1], sign * numbers(4, 5).T)
+    mine = ptxrt.PageLocked((4, 5), np.float32)
+    with ptxrt.graph() as copies:
+        mine.receive(x)
+    with ptxrt.trace() as seen:
+        copies.launch()
+    ptxrt.synchronize()
+    np.testing.assert_array_equal(mine.array, -numbers(4, 5))
+    assert [row["kernel"] for row in seen.rows()] == ["graph of 0"] and "graph of 0 launches" in repr(copies)
+
+
+def test_page_locked_memory_ends_with_its_last_use(cuda):
+    x, before = ptxrt.to_device(numbers(8)), len(cuda.page_locked)
+    locked = ptxrt.PageLocked((8,), np.float32)
+    array = locked.array[2:]
+    locked.receive(x)
+    del locked
+    gc.collect()
+    ptxrt.synchronize()
+    assert len(cuda.page_locked) == before + 1 and (array == numbers(8)[2:]).all()
+    ptxrt.PageLocked((8,), np.float32).receive(x)  # the copy may be under way
+    del array
+    gc.collect()
+    ptxrt.trim_memory()
+    assert len(cuda.page_locked) == before
+
+
+def test_wrong_copies_of_page_locked_arrays(two):
+    locked = ptxrt.PageLocked((4, 6), np.float32)
+    x, there = ptxrt.empty((4, 6), np.float32), ptxrt.empty((4, 6), np.float32, device=1)
+    readonly = ptxrt.empty((1, 6), np.float32).broadcast_to((4, 6))
+    for call, message in [
+        (lambda: ptxrt.PageLocked((-1,), np.float32), "PageLocked: shape is .-1,.; pass one whole number"),
+        (lambda: ptxrt.PageLocked((1,), object), "PageLocked: dtype is .*; pass a dtype of numbers"),
+        (lambda: locked.send(numbers(4, 6)), r"PageLocked.send: a ndarray came; pass a device array float32 \[4, 6\]"),
+        (lambda: locked.send(x.view(np.int32)), r"PageLocked.send: .*int32.* came; pass a device array float32"),
+        (lambda: locked.receive(x.T), r"PageLocked.receive: .* came; pass a device array float32 \[4, 6\]"),
+        (lambda: locked.receive(ptxrt.empty((4, 12), np.float32)[:, ::2]), "has gaps between its elements; pass"),
+        (lambda: locked.send(readonly), "pass the whole array, or a copy"),
+        (lambda: locked.send(there), r"is on portable, .* .device 1., the page-locked array is of .*; bring it there"),
+        (lambda: locked.send(x, stream=ptxrt.Stream(device=1)), "pass a stream of that device"),
+        (
+            lambda: ptxrt.prepare(lambda y: locked.send(y), x),
+            "ptxrt.prepare records launches; PageLocked.send is a copy",
+        ),
+    ]:
+        with pytest.raises(ptxrt.ArgumentError, match=message):
+            call()
+    with pytest.raises(ptxrt.ArgumentError, match="names another stream"), ptxrt.graph():
+        locked.send(x, stream=ptxrt.Stream())
+    empty = ptxrt.PageLocked((0, 3), np.float32)
+    empty.send(ptxrt.empty((0, 3), np.float32)), empty.receive(ptxrt.empty((0, 3), np.float32))
 
 
 # Traces

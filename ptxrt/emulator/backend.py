@@ -244,15 +244,19 @@ class EmulatorBackend:
     def trim(self) -> None:
         """Nothing to do: freed memory is not kept."""
 
-    def write(self, address: int, host: np.ndarray, stream=None) -> None:
+    def write(self, address: int, host: np.ndarray, stream=None, is_locked: bool = False) -> None:
         """Copy a contiguous array in."""
         with self._turn:
             self.emulator.write(address, host.reshape(-1).view(np.uint8))
 
-    def read(self, address: int, host: np.ndarray, stream=None) -> None:
+    def read(self, address: int, host: np.ndarray, stream=None, is_locked: bool = False) -> None:
         """Copy into a contiguous array."""
         with self._turn:
             self.emulator.read(address, host.reshape(-1).view(np.uint8))
+
+    def host_memory(self, nbytes: int) -> np.ndarray:
+        """Allocate memory of the host; none is page-locked here."""
+        return np.empty(nbytes, np.uint8)
 
     def copy(self, address: int, source: "EmulatorBackend", source_address: int, nbytes: int, queue: Queue) -> None:
         """Copy from this or another emulator."""
