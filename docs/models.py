@@ -140,7 +140,7 @@ def measured_language(formats: str, cache: str, rule: str | None, tokens: int) -
         options = dict(operand=reference.as_held(model, np.float32), dtype=np.float32)
         same = reference.language_model(ids, model.weights.read, model.config, **options)
         found["same_operands"] = perplexity(log_softmax(same), ids)
-    step = lambda: model.next_tokens(ids[-1:].astype(np.int32), np.array([len(ids) - 1]))
+    step = lambda: model.next_tokens(ids[-1:].astype(np.int32), np.array([len(ids) - 1]), more=False)
     step()  # captures
     found["step"], _ = seconds(step, 50)
     found["launches"] = len(model._steps[1].graph.launches)

@@ -4,8 +4,9 @@ steps."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from weights import checked_ids
@@ -15,21 +16,60 @@ import ptxrt
 PAGE = 16  # tokens
 
 
+class Result:
+    """A copy of device memory on its way to the host. Later work in the stream does not delay it."""
+
+    def __init__(self, source: Any):
+        self.source, self.copied, self.end = source, ptxrt.PageLocked(source.shape, source.dtype), ptxrt.Event()
+
+    def receive(self) -> None:
+        """Start the copy."""
+        self.copied.receive(self.source)
+        self.end.record()
+
+    def take(self) -> np.ndarray:
+        """Wait for the copy and return it."""
+        self.end.synchronize()
+        return self.copied.array.copy()
+
+
 class Step:
     """The input of one call of the model, on the device: the last tokens of some sequences, the same number of each.
 
-    tokens, positions: int32 [sequences * tokens]. slots: int64, where their keys and values are written. lengths:
-    int32, of each sequence including these tokens. All are views of `numbers`, so that one write updates them. table:
-    the pages of each sequence. graph: the graph of the call. best: the most likely next tokens, which the graph writes.
-    ahead: lengths that are likely next, and the numbers of the call with these.
+    positions: int32 [sequences * tokens]. slots: int64, where their keys and values are written. lengths: int32, of
+    each sequence including these tokens. tokens: int32. All are views of `numbers`, so that one write updates them;
+    `places` are all but the tokens. table: the pages of each sequence. graph: of a step that is repeated, the graph of
+    the call, which replaces the tokens by the most likely next ones.
     """
 
     def __init__(self, numbers: np.ndarray, table: np.ndarray, tokens: int):
         self.numbers, self.table = ptxrt.to_device(numbers), ptxrt.to_device(table)
+        self.places = self.numbers[:4]
         self.slots = self.numbers[:2].reshape(-1).view(np.int64)[:tokens]
-        self.tokens, self.positions = (self.numbers[row, :tokens] for row in (2, 3))
-        self.lengths = self.numbers[4, : len(table)]
-        self.graph = self.best = self.ahead = None
+        self.positions, self.tokens = (self.numbers[row, :tokens] for row in (2, 4))
+        self.lengths = self.numbers[3, : len(table)]
+        self.graph: Any = None
+        self.results: deque[Result] = deque()  # beside the graph: of this step and of the one ahead
+
+    def launch(self) -> Result:
+        """Run the graph and return the most likely next tokens, which are on their way to the host."""
+        self.graph.launch()
+        self.results.rotate()
+        self.results[0].receive()
+        return self.results[0]
+
+
+class Ahead(NamedTuple):
+    """A step that was launched before the caller asked for it, with the tokens and lengths that it is right for."""
+
+    step: Step
+    tokens: np.ndarray
+    lengths: np.ndarray
+    best: Result
+
+    def serves(self, step: Step, tokens: np.ndarray, lengths: np.ndarray) -> bool:
+        """Return whether this is the step that the caller asks for."""
+        return self.step is step and (self.tokens == tokens).all() and (self.lengths == lengths).all()
 
 
 class Decoder(ABC):
@@ -48,6 +88,9 @@ class Decoder(ABC):
         self.config, self.tokenizer = config, tokenizer
         self.context, self.batch, self.pages = context, batch, -(-context // PAGE)
         self._steps: dict[int, Step] = {}
+        self._ahead: Ahead | None = None
+        # Whether the device computes while the host goes on, so that a step ahead costs no time.
+        self.overlaps = ptxrt.empty((1,), np.int32).machine != "emulator"
 
     @abstractmethod
     def forward(self, step: Step, last: bool = False) -> Any:
@@ -67,39 +110,58 @@ class Decoder(ABC):
         found = np.zeros((5, -(-tokens.size // 4) * 4), np.int32)  # rows start at multiples of 16 bytes
         slots = np.where(starts < 0, -1, rows * self.pages * PAGE + positions)  # each sequence has consecutive pages
         found[:2].reshape(-1).view(np.int64)[: tokens.size] = slots.reshape(-1)
-        found[2, : tokens.size], found[3, : tokens.size] = tokens.reshape(-1), positions.reshape(-1)
-        found[4, : len(rows)] = positions[:, -1] + 1
+        found[2, : tokens.size], found[4, : tokens.size] = positions.reshape(-1), tokens.reshape(-1)
+        found[3, : len(rows)] = positions[:, -1] + 1
         return found
 
     def step(self, rows: Any, tokens: np.ndarray, starts: Any) -> Step:
         """Return the Step of new tokens [sequences, tokens]."""
+        self._ahead = None  # the caller is about to change the cache
         table = (np.int64(rows)[:, None] * self.pages + np.arange(self.pages)).astype(np.int32)
         return Step(self.numbers(rows, tokens, starts), table, tokens.size)
 
-    def next_tokens(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def next_tokens(self, tokens: np.ndarray, lengths: np.ndarray, *, more: bool = True) -> np.ndarray:
         """Return the most likely tokens, int32 [sequences], after `tokens` that follow texts of these lengths.
 
-        One graph runs this; it is captured once for each number of sequences.
+        One graph runs this; it is captured once for each number of sequences. more: whether the caller will probably
+        ask for the tokens after these. That step is then launched before this one has ended, since its tokens are on
+        the device, so that the device does not wait for the host. If the caller asks for another step, it is lost: it
+        has written to the cache only what the step of these tokens writes there, or what lies behind the text.
         """
-        rows, tokens = range(len(tokens)), tokens[:, None]
-        step = self._steps.get(len(tokens))
-        if step is None:
-            step = self.step(rows, tokens, lengths)
-            step.graph = ptxrt.graph()
-            with step.graph:
-                step.best = ptxrt.argmax_rows(self.forward(step))
-            self._steps[len(tokens)] = step
+        step = self._steps.get(len(tokens)) or self._captured(tokens, lengths)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.serves(step, tokens, lengths):
+            best = ahead.best
         else:
-            likely, numbers = step.ahead
-            if (likely != lengths).any():
-                numbers = self.numbers(rows, tokens, lengths)
-            numbers[2, : len(tokens)] = tokens[:, 0]
-            step.numbers[...] = numbers
-        step.graph.launch()
-        # While the device computes. Each text becomes longer by its token.
-        likely = lengths + (lengths >= 0)
-        step.ahead = likely, self.numbers(rows, tokens, likely)
-        return step.best.to_numpy()
+            step.numbers[...] = self.numbers(range(len(tokens)), tokens[:, None], lengths)
+            best = step.launch()
+        likely = lengths + (lengths >= 0)  # each text becomes longer by its token
+        following = self._launched_ahead(step, likely) if more and self.overlaps else None
+        found = best.take()
+        if following is not None:
+            self._ahead = Ahead(step, found.copy(), likely, following)
+        return found
+
+    def _captured(self, tokens: np.ndarray, lengths: np.ndarray) -> Step:
+        """Return a Step with its graph."""
+        step = self.step(range(len(tokens)), tokens[:, None], lengths)
+        step.graph = ptxrt.graph()
+        with step.graph:
+            ptxrt.argmax_rows(self.forward(step), out=step.tokens)
+        step.results.extend(Result(step.tokens) for _ in range(2))
+        self._steps[len(tokens)] = step
+        return step
+
+    def _launched_ahead(self, step: Step, lengths: np.ndarray) -> Any:
+        """Launch the step after the one in flight; None if a text fills the context, or if that fails, because nobody
+        has asked for it."""
+        if (lengths >= self.context).any():
+            return None
+        try:
+            step.places[...] = self.numbers(range(len(lengths)), np.zeros((len(lengths), 1), np.int32), lengths)[:4]
+            return step.launch()
+        except ptxrt.PtxError:
+            return None
 
     # Texts
 
@@ -179,5 +241,5 @@ class Decoder(ABC):
             said = texts
             if (lengths < 0).all() or count + 1 == tokens:
                 return
-            found = self.next_tokens(found, lengths)
+            found = self.next_tokens(found, lengths, more=count + 2 < tokens)
             lengths[lengths >= 0] += 1

@@ -107,15 +107,12 @@ def checked_ids(
     name: from the number of a text. more: the message's advice for too long a text.
     """
     texts = list(map(np.asarray, texts))
-    lengths = np.array([ids.size for ids in texts], np.int32)
+    sizes = [ids.size for ids in texts]
+    lengths = np.array(sizes, np.int32)
     if not texts:
         return np.zeros(0, np.int32), lengths
     kinds = {dtype.kind for dtype in {ids.dtype for ids in texts}}
-    if (
-        not kinds <= {"i", "u"}
-        or {ids.ndim for ids in texts} != {1}
-        or not 1 <= lengths.min() <= lengths.max() <= context
-    ):
+    if not kinds <= {"i", "u"} or {ids.ndim for ids in texts} != {1} or not 1 <= min(sizes) <= max(sizes) <= context:
         for i, ids in enumerate(texts):
             if not ids.size:
                 raise ptxrt.ArgumentError(f"{name(i)} is empty; pass one of at least one token")

@@ -105,6 +105,18 @@ def test_wrong_texts_are_refused(emulator):
             model.encode(texts)
 
 
+def test_wrong_ids_are_refused_while_the_graph_of_their_length_runs(emulator):
+    model = minilm.MiniLM(weights=small_encoder())
+    ids = np.array([3, 1, 4, 1, 5], np.int32)
+    want = model.encode([ids])
+    for wrong in (ids - 4, ids + 196, ids * np.float32(1), ids.astype(str), ids[None]):
+        with pytest.raises(ptxrt.ArgumentError, match="text 0 has id"):
+            model.encode([wrong])
+    for same in ([ids], [list(ids)], ids[None], [ids.astype(np.int64)], [np.array(ids[::-1])[::-1]]):
+        assert (model.encode(same) == want).all()
+    assert len(model._graphs) == 1
+
+
 def test_files_that_are_missing_or_others(tmp_path, monkeypatch):
     name = minilm.FILE
     pytest.importorskip("safetensors"), pytest.importorskip("tokenizers")

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import chat
+import decoding
 import minilm
 import numpy as np
 import pytest
@@ -81,15 +82,75 @@ def test_generated_tokens_are_the_likeliest_of_the_logits(emulator):
 
 
 def test_the_numbers_of_a_step_are_those_of_its_lengths(emulator):
-    """They are made ahead, while the device computes, for lengths that grow by one."""
+    """The step replaces its tokens by the next ones."""
     model = smollm2.SmolLM2(context=256, batch=2, weights=small_language_model())
     text = model.ids("x" * 24)[None]
     for row in range(2):
         model.forward(model.step([row], text, [0]))
     for i, lengths in enumerate([(20, 20), (21, 21), (5, 22), (6, -1), (7, -1), (7, -1), (8, 3)]):
         tokens = np.array([65 + i, 97 - i], np.int32)
-        model.next_tokens(tokens, np.array(lengths))
-        assert (model._steps[2].numbers.to_numpy() == model.numbers(range(2), tokens[:, None], lengths)).all()
+        best = model.next_tokens(tokens, np.array(lengths))
+        assert (model._steps[2].numbers.to_numpy() == model.numbers(range(2), best[:, None], lengths)).all()
+
+
+def calls_of(monkeypatch, thing, name):
+    """Count the calls of a method."""
+    calls, real = [], getattr(thing, name)
+    monkeypatch.setattr(thing, name, lambda *a, **k: (calls.append(1), real(*a, **k))[1])
+    return calls
+
+
+def test_steps_ahead_change_no_token(emulator, monkeypatch):
+    """Whatever the caller asks for after a step: the likely one, one of other tokens or lengths, or none."""
+    make = lambda: smollm2.SmolLM2(context=32, batch=2, weights=small_language_model())
+    plain, ahead = make(), make()
+    ahead.overlaps = True
+    launched, made = calls_of(monkeypatch, decoding.Step, "launch"), []
+    text = plain.ids("x" * 24)
+    for model in (plain, ahead):
+        for row in range(2):
+            model.forward(model.step([row], text[None], [0]))
+    tokens, lengths = np.array([65, 97], np.int32), np.array([24, 20])
+    for i in range(14):
+        want = plain.next_tokens(tokens, lengths)
+        before = len(launched)
+        got = ahead.next_tokens(tokens, lengths)
+        made.append(len(launched) - before)
+        assert (got == want).all()
+        tokens, lengths = want, lengths + (lengths >= 0)
+        got[:] = 0  # the caller's array
+        if i == 2:  # a text ends
+            lengths[1] = -1
+        if i == 4:  # another token than the likely one
+            tokens = tokens ^ 1
+        if i == 5:  # texts that were read meanwhile, with the same next token and length
+            for model in (plain, ahead):
+                model.logits([1] * int(lengths[0]))
+        if i == 7:
+            lengths = np.array([8, 8])
+    # One new step in each call, another where the step ahead was lost; none where a text fills the context.
+    assert made == [2, 1, 1, 2, 1, 2, 2, 0, 2, 1, 1, 1, 1, 1]
+    graph = ahead._steps[2].graph
+    monkeypatch.setattr(graph, "launch", lambda: (_ for _ in ()).throw(ptxrt.LaunchError("broken")))
+    assert (ahead.next_tokens(tokens, lengths) == plain.next_tokens(tokens, lengths)).all()  # launched before
+    with pytest.raises(ptxrt.LaunchError, match="broken"):
+        ahead.next_tokens(want, lengths + 1)
+
+
+def test_texts_are_the_same_with_steps_ahead(emulator, monkeypatch):
+    """Of one text and of several, in pieces, one that is not read to its end, and where the context ends."""
+    make = lambda: smollm2.SmolLM2(context=150, batch=2, weights=small_language_model())
+    plain, ahead = make(), make()
+    plain.overlaps, ahead.overlaps = False, True
+    monkeypatch.setattr(smollm2.SmolLM2, "chat", "{}")
+    for prompt, tokens in ((["one", "another prompt"], 3), ("x" * 145, 40), ("one", 4)):
+        want = plain.generate(prompt, tokens)
+        assert ahead.generate(prompt, tokens) == want
+    begun = ahead.generate("one", 9, stream=True)
+    assert next(begun) + next(begun) == want[:2]
+    launched = calls_of(monkeypatch, decoding.Step, "launch")
+    assert "".join(ahead.generate("one", 4, stream=True)) == want
+    assert len(launched) == 3, "a step after the last token"
 
 
 def test_an_answer_ends_where_the_context_does(emulator):
@@ -139,9 +200,9 @@ def test_nothing_but_tokens_and_places_is_copied(emulator, monkeypatch):
     for name in ("read", "write"):
         real = getattr(backend, name)
 
-        def counted(self, address, host, *rest, real=real, name=name):
+        def counted(self, address, host, *rest, real=real, name=name, **options):
             copied.append((name, host.nbytes))
-            return real(self, address, host, *rest)
+            return real(self, address, host, *rest, **options)
 
         monkeypatch.setattr(backend, name, counted)
     model.next_tokens(np.int32([5]), np.array([20]))
