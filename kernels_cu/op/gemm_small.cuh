@@ -30,6 +30,15 @@ constexpr int few_blocks = ptx::shared_bytes_per_block > 128 * 1024 ? 2 : 1;   /
 template <class FormatA>
 constexpr int few_rows = FormatA::bits == 16 ? 64 : 32;
 
+// Up to this many rows, where they begin is in registers.
+constexpr int few_rows_in_registers = 16;
+
+// Whether the launch behind may begin as soon as this one has waited, and prefetch while this one reads. With weights
+// in 16 bits or many rows, its prefetches and the places of its blocks cost more than they save: it then begins behind
+// the products.
+template <class FormatB, int row_tiles>
+constexpr bool few_let_next_begin = FormatB::bits < 16 && 8 * row_tiles <= few_rows_in_registers;
+
 // Values per scale; without scales, a number above any run of a lane.
 template <class Format>
 constexpr int values_of_scale = 1 << 16;
@@ -67,6 +76,10 @@ struct FewRing {
         Page page[at_least_one(pages)];
     };
     struct NoPages {};
+
+    // The units of each run of the depth, and the byte of a row at which run `run` begins.
+    __device__ static int units_of_run(int bytes) { return ceil_div(ceil_div(bytes, unit_bytes), few_warps); }
+    __device__ static int first_byte(int bytes, int run) { return unit_bytes * units_of_run(bytes) * run; }
 
     Stage stage[stages];
     [[no_unique_address]] std::conditional_t<scaled, Pages, NoPages> scales;
@@ -122,7 +135,7 @@ template <class Format, class Shared, int tiles>
 struct FewRowsOfA {
     static constexpr int values = 128 / Format::bits, parts = values / 8;   // of a lane in a step; groups of eight
     using Share = tile::StepShare<values>;
-    static constexpr bool held = tiles <= 2;   // whether pointers are in registers
+    static constexpr bool held = 8 * tiles <= few_rows_in_registers;   // whether pointers are in registers
     static constexpr bool staged = !held && Shared::stages_a;
     static constexpr bool may_be_normed = tiles == 1 && Shared::norms_a;
     // Loads in flight: two steps of few tiles, half a step of many, or one step if parts share words or loads wait in
@@ -389,7 +402,7 @@ struct FewCopies {
 
     template <class RowsB>
     __device__ FewCopies(Ring &ring, const RowsB &b, const GemmOptions &options, const TilePlace &place, int warp) {
-        const int units = ceil_div(b.bytes, Ring::unit_bytes), of_warp = ceil_div(units, few_warps);
+        const int units = ceil_div(b.bytes, Ring::unit_bytes), of_warp = Ring::units_of_run(b.bytes);
         begin = min(warp * of_warp, units), end = min(begin + of_warp, units), filled = begin;
         rows = FewRowsOfB<Format, bytes>(ring, b, options, place, begin, end);
         if constexpr (Ring::scaled) {
@@ -679,6 +692,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
         find_a(in_order);
     }
     ptx::griddepcontrol_wait();
+    if constexpr (few_let_next_begin<FormatB, row_tiles>) ptx::griddepcontrol_launch_dependents();
     norm.load();
     const bool ahead = PartOfA::held && !ordered && !norm.wanted();   // loads that do not queue behind copies
     if (ahead) begin_a();
@@ -802,9 +816,9 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
 }
 
 // Finds the place of this block in C. Unless it depends on the sizes of groups, which are in memory, the launch ahead
-// may still run. The rows of B are then prefetched into the L2: the launches see each other's memory there, so that
-// this is right even if that launch writes B.
-template <int rows, class RowsB>
+// may still run. Rows of B are then prefetched into the L2: the launches see each other's memory there, so that this is
+// right even if that launch writes B.
+template <int rows, class FormatB, class RowsB>
 __device__ inline TilePlace place_of_few_rows(const RowsB &b, const GemmOptions &options) {
     if (options.group_starts) {
         ptx::griddepcontrol_wait();
@@ -813,14 +827,21 @@ __device__ inline TilePlace place_of_few_rows(const RowsB &b, const GemmOptions 
     GemmOptions without_groups = options;
     without_groups.group_starts = nullptr;   // so that the compiler knows it
     const TilePlace place = TilePlace::of_block<rows, few_cols, false, true>(without_groups);
-    // Only if this is little, since a block that reads for long gains nothing, and for blocks that may begin early.
+    // Only for blocks that may begin early. All lines if they are few, else the first one of each run: a block that
+    // reads for long gains nothing by more, and its copies would meet more prefetches on their way.
     constexpr int line = 128, most = 3 * 32 * few_warps, early_blocks = 512;
     const uint8_t *const from = b.data + place.group * b.batch + place.first_col * b.stride;
-    const int lines = ceil_div(b.bytes, line), all = lines * min(options.cols - place.first_col, few_cols);
-    if (all > most || blockIdx.x >= early_blocks) return place;
+    const int cols = min(options.cols - place.first_col, few_cols);
+    const int lines = ceil_div(b.bytes, line), all = lines * cols;
+    if (blockIdx.x >= early_blocks) return place;
+    if (all <= most) {
 #pragma unroll 1
-    for (int i = threadIdx.x; i < all; i += 32 * few_warps)
-        ptx::prefetch_global_l2_early(from + i / lines * b.stride + i % lines * line);
+        for (int i = threadIdx.x; i < all; i += 32 * few_warps)
+            ptx::prefetch_global_l2_early(from + i / lines * b.stride + i % lines * line);
+    } else if (FormatB::bits < 16 && options.rows <= few_rows_in_registers) {
+        const int row = tile::lane_item(0), first = FewRing<FormatB>::first_byte(b.bytes, threadIdx.x / 32);
+        if (row < cols && first < b.bytes) ptx::prefetch_global_l2_early(from + row * b.stride + first);
+    }
     return place;
 }
 
@@ -872,7 +893,7 @@ template <class FormatA, class FormatB, class RowsA, class RowsB>
 __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const GemmOptions &options) {
     auto &shared = ::shared<FewShared<FormatA, FormatB>>();
     constexpr int most = few_rows<FormatA>;
-    const TilePlace place = place_of_few_rows<most>(b, options);
+    const TilePlace place = place_of_few_rows<most, FormatB>(b, options);
     const int rows = place.end_row - place.first_row, warp = threadIdx.x / 32;
     if (!place.there) {
         ptx::griddepcontrol_wait();
@@ -882,9 +903,10 @@ __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const Ge
     // The sums over this warp's run of the depth.
     FewElements<1> elements;
     if (rows <= 8) multiply_few_rows<FormatA, FormatB, 1>(shared, a, b, options, place, elements);
-    else if (rows <= 16) multiply_few_rows<FormatA, FormatB, 2>(shared, a, b, options, place, elements);
+    else if (rows <= few_rows_in_registers)
+        multiply_few_rows<FormatA, FormatB, 2>(shared, a, b, options, place, elements);
     else multiply_few_rows<FormatA, FormatB, most / 8>(shared, a, b, options, place, elements);
-    ptx::griddepcontrol_launch_dependents();   // earlier, its blocks would hold back this one's loads
+    ptx::griddepcontrol_launch_dependents();   // where it was not called before
     using Runs = typename FewExpanded<FormatA, FormatB>::Runs;
     if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
     if (rows > 8) elements.load(options, place, min(rows, most), warp);
