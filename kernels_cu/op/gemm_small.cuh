@@ -827,8 +827,8 @@ __device__ inline TilePlace place_of_few_rows(const RowsB &b, const GemmOptions 
     GemmOptions without_groups = options;
     without_groups.group_starts = nullptr;   // so that the compiler knows it
     const TilePlace place = TilePlace::of_block<rows, few_cols, false, true>(without_groups);
-    // Only for blocks that may begin early. All lines if they are few, else the first one of each run: a block that
-    // reads for long gains nothing by more, and its copies would meet more prefetches on their way.
+    // Only for blocks that may begin early. All lines if they are few, else the first one of every second run: a block
+    // that reads for long gains nothing by more, and copies that meet prefetches on their way take longer.
     constexpr int line = 128, most = 3 * 32 * few_warps, early_blocks = 512;
     const uint8_t *const from = b.data + place.group * b.batch + place.first_col * b.stride;
     const int cols = min(options.cols - place.first_col, few_cols);
@@ -839,8 +839,8 @@ __device__ inline TilePlace place_of_few_rows(const RowsB &b, const GemmOptions 
         for (int i = threadIdx.x; i < all; i += 32 * few_warps)
             ptx::prefetch_global_l2_early(from + i / lines * b.stride + i % lines * line);
     } else if (FormatB::bits < 16 && options.rows <= few_rows_in_registers) {
-        const int row = tile::lane_item(0), first = FewRing<FormatB>::first_byte(b.bytes, threadIdx.x / 32);
-        if (row < cols && first < b.bytes) ptx::prefetch_global_l2_early(from + row * b.stride + first);
+        const int run = threadIdx.x / 32, row = tile::lane_item(0), first = FewRing<FormatB>::first_byte(b.bytes, run);
+        if (run % 2 == 0 && row < cols && first < b.bytes) ptx::prefetch_global_l2_early(from + row * b.stride + first);
     }
     return place;
 }
