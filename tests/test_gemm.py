@@ -11,6 +11,8 @@ import ptxrt
 from ptxrt.errors import ArgumentError
 from ptxrt.ops.gemm import exact_matmul
 from ptxrt.ops.gemm_kernels import (
+    NARROW_COLS,
+    NARROW_ROWS,
     gemm_bf16,
     tile_for,
     tiles_of,
@@ -61,6 +63,19 @@ def test_no_bit_depends_on_the_tile_or_on_other_rows(text_machine):
         np.testing.assert_array_equal(other, whole[0])
     np.testing.assert_array_equal(gemm_bf16(a[:, 33:34], b, out_f32=True), whole[0][:, 33:34])
     np.testing.assert_array_equal(gemm_bf16(a, b[:, 65:70], out_f32=True), whole[0][:, :, 65:70])
+
+
+@pytest.mark.parametrize("rows, cols, depth", [(1, 17, 8), (16, 384, 392), (33, 70, 1544), (64, 64, 64)])
+def test_narrow_blocks_have_the_bits_of_whole_tiles(text_machine, rows, cols, depth):
+    a, b = normal(2, rows, depth), normal(2, cols, depth, seed=1)
+    bias, residual = normal(2, cols, seed=2), normal(2, rows, cols, seed=3)
+    epilogue = dict(bias_bf16=bias, residual_bf16=residual, alpha=0.3, activation=2, tile=64)
+    for out in ("out_f32", "out_bf16"):
+        narrow, whole = (
+            gemm_bf16(a, b, **epilogue, **{out: True}, multiprocessors=count)
+            for count in (2 * -(-rows // NARROW_ROWS) * -(-cols // NARROW_COLS), 1)
+        )
+        np.testing.assert_array_equal(narrow.view(np.uint8), whole.view(np.uint8))
 
 
 @pytest.mark.parametrize("multiprocessors", [132, 170])

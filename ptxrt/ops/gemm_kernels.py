@@ -27,6 +27,8 @@ BLOCK_PAIRS = (
 _RATES = {64: 0.55, 128: 0.85, 256: 1.0}
 # The depth of all tiles that a block walks over: beside a longer one, the beginning of a block costs little.
 _LONGEST_WALK = 2048
+# Rows and columns of the blocks that a launch has in place of few of the smallest tiles (op/gemm_narrow.cuh).
+NARROW_ROWS, NARROW_COLS = 32, 16
 # Multiprocessors where a call does not name them (an RTX 5090).
 _MULTIPROCESSORS = 170
 
@@ -152,8 +154,19 @@ def grid_cols(cols: int, depth: int, row_tiles: int, multiprocessors: int, tile:
     return tiles // next(filter(suits, range(most, 1, -1)), 1) * tile
 
 
-def _tile_axes(tiles, walks: bool = False) -> dict:
-    """Return the derived axes of a kernel with these tiles. walks: whether blocks walk over several of them."""
+def is_narrow(axes) -> bool:
+    """Return whether a product on the smallest tile has narrow blocks: if all run at once, two on a multiprocessor, and
+    C is in floats, without a gate and groups."""
+    plain = axes["starts"] == 1 and axes["code_bytes"] == 1 and axes["width"] == axes["cols"]
+    if not plain or axes["tile"] != min(TILE_ROWS) or axes["cols"] <= NARROW_COLS:
+        return False
+    blocks = axes["batch"] * math.ceil(axes["rows"] / NARROW_ROWS) * math.ceil(axes["cols"] / NARROW_COLS)
+    return blocks <= 2 * axes["multiprocessors"]
+
+
+def _tile_axes(tiles, walks: bool = False, narrow: bool = False) -> dict:
+    """Return the derived axes of a kernel with these tiles. walks: whether blocks walk over several of them. narrow:
+    whether the smallest can be divided into narrow blocks."""
 
     def tile(axes):
         return axes.get("tile", tile_for(*(axes[x] for x in ("rows", "cols", "batch", "multiprocessors")), tiles))
@@ -162,11 +175,16 @@ def _tile_axes(tiles, walks: bool = False) -> dict:
         row_tiles = axes["batch"] * math.ceil(axes["grid_rows"] / TILE_ROWS[axes["tile"]])
         return grid_cols(axes["cols"], axes["depth"], row_tiles, axes["multiprocessors"], axes["tile"])
 
-    return dict(
-        tile=tile,
-        grid_rows=lambda axes: grid_rows(axes, TILE_ROWS[axes["tile"]]),
-        grid_cols=walking if walks else lambda axes: axes["cols"],
-    )
+    def rows(axes):
+        block = TILE_ROWS[axes["tile"]]
+        return math.ceil(axes["rows"] / NARROW_ROWS) * block if narrow and is_narrow(axes) else grid_rows(axes, block)
+
+    def cols(axes):
+        if narrow and is_narrow(axes):
+            return math.ceil(axes["cols"] / NARROW_COLS) * axes["tile"]
+        return walking(axes) if walks else axes["cols"]
+
+    return dict(tile=tile, grid_rows=rows, grid_cols=cols)
 
 
 def _few_axes(format_a: str) -> dict:
@@ -471,7 +489,7 @@ gemm_bf16 = _declare(
     TEXT.format(a="bf16 or f16", b="the same", alpha="") + LAST,
     block=1,
     variants=dict(tile=tiles_of("bf16", "bf16")),
-    derived=_tile_axes(tiles_of("bf16", "bf16"), walks=True),
+    derived=_tile_axes(tiles_of("bf16", "bf16"), walks=True, narrow=True),
     cases=[
         *(case(tile=tile, out_f32=True) for tile in tiles_of("bf16", "bf16")),
         case(130, 260, 200, 2, tile=128, out_bf16=True),
@@ -488,6 +506,19 @@ gemm_bf16 = _declare(
         case(130, 128, 40, tile=128, out_bf16=True, activation=4, format="bf16"),
         *epilogue_cases(64),
         *(dict(x, format="bf16") for x in epilogue_cases(128)),
+        # narrow blocks: fewer slices than stages and more, rows and columns that end amid a block
+        case(16, 70, 1032, tile=64, out_bf16=True, residual_bf16=True, bias_bf16=True),
+        case(5, 41, 136, 2, tile=64, out_f16=True, residual_f16=True, bias_f16=True, activation=4, alpha=0.5),
+        case(70, 136, 392, tile=64, out_f32=True, residual_f32=True, bias_f32=True, activation=2, alphas=True),
+        case(33, 18, 8, tile=64, out_bf16=True, activation=1, format="bf16"),
+        # and whole tiles where others are narrow
+        *(dict(x, multiprocessors=1) for x in epilogue_cases(64) if x["code_bytes"] == 1 and x["width"] == x["cols"]),
+        case(16, 70, 520, tile=64, out_bf16=True, residual_bf16=True, bias_bf16=True, multiprocessors=1),
+        case(
+            *(70, 136, 72),
+            **dict(tile=64, multiprocessors=1, out_f16=True, residual_f16=True, bias_f16=True, activation=2),
+            alpha=0.25,
+        ),
         *group_cases(64),
         *(dict(x, format="bf16") for x in group_cases(128)),
     ],
