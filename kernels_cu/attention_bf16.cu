@@ -19,6 +19,9 @@ constexpr int spill_bytes = VARIANT_dim == 64 ? 192 : 0;
 template <class Tiling>
 constexpr bool merges_early = Tiling::rows == Half<typename Tiling::Element>::rows;
 
+// Whether launches begin early, before one that does, too: heads of 32 are those of small models.
+constexpr bool begins_early = VARIANT_dim == 32;
+
 // Separate entries for whole and half blocks: launches of few blocks are bound by instruction fetch, and small entries
 // have less code.
 #define INSTANCE(suffix, Element, Tiling)                                                                              \
@@ -30,7 +33,8 @@ constexpr bool merges_early = Tiling::rows == Half<typename Tiling::Element>::ro
      ATTENTION_ARRAYS(AS_PARAMETER) ATTENTION_SCALARS(AS_PARAMETER) int batch, int heads_kv, int group, int queries,   \
      int dim, int keys, int dim_v, int sequences, int splits, STRIDES_Q(q), STRIDES_K(k), STRIDES_K(v),                \
      ATTENTION_STRIDES(STRIDES_MASK, STRIDES_Q)) {                                                                     \
-        op::let_next_begin_if(merges_early<Tiling<Element>> && partial);                                               \
+        op::let_next_begin_if(begins_early || merges_early<Tiling<Element>> && partial);                               \
+        op::wait_for_launches_ahead_if<begins_early>();                                                                \
         op::attention<Tiling<Element>>(                                                                                \
             shared<typename Tiling<Element>::Shared>(),                                                                \
             {q, k, v, THE_STRIDES_Q(q), THE_STRIDES_K(k), THE_STRIDES_K(v)},                                           \
