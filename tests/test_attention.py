@@ -10,6 +10,7 @@ import pytest
 import ptxrt
 from attention_arrays import bits, bits_by_blocks, random_qkv, relative
 from attention_restated import restated
+from ptxrt import launch
 from ptxrt.backend import Facts
 from ptxrt.launch import grid_of, suits_halves, takes_halves
 from ptxrt.ops.attention import ATTENTION, exact_attention
@@ -448,6 +449,45 @@ def test_half_blocks_give_the_bits_of_whole_ones(rng, monkeypatch):
         assert half[2] == whole[2] + "_half"
         for mine, others in zip(half[:2], whole[:2]):
             np.testing.assert_array_equal(mine, others)
+
+
+@pytest.mark.parametrize(
+    "heads, queries, keys, columns, options",
+    [
+        (2, 70, 130, 32, dict()),  # idle warps, and a warp whose rows exist in part
+        (2, 70, 130, 32, dict(causal=True, key_lengths=[60])),  # rows without keys
+        (2, 70, 130, 24, dict()),  # columns that do not exist
+        (1, 5, 700, 32, dict()),  # split keys
+        (4, 1, 700, 32, dict()),  # of one query of heads that share keys
+        (4, 5, 700, 32, dict(return_lse=True)),
+        (4, 5, 700, 24, dict(normalize=False)),
+        (2, 5, 130, 32, dict(sinks=np.float32([1.0, -2.0]))),
+        (2, 5, 130, 32, dict(out_dtype=np.float16)),
+    ],
+)
+def test_half_blocks_end_as_whole_ones(rng, monkeypatch, heads, queries, keys, columns, options):
+    """On the portable machine in bf16, with race checks: a launch whose sums are ordinary, too small, too large, zero
+    or NaN, in one block or in some of its warps, has the bits of one with whole blocks."""
+    q, k, v = random_qkv(rng, 1, heads, queries, keys, 32, dim_v=columns, heads_kv=1, dtype=BF16)
+    small, large, zero, not_a_number = (np.array(v) for _ in range(4))
+    small[..., 3::5] *= BF16(2.0**-120)
+    large[..., 2] = BF16(3e38)
+    zero[..., 7:] = 0
+    not_a_number[0, 0, keys // 2, 1] = np.nan
+    for values in (v, small, large, zero, not_a_number, np.zeros_like(v)):
+        with ptxrt.using("emulator", ptx="portable", races=True) as backend:
+            ends = []
+            for halved in (True, False):
+                monkeypatch.setattr(launch, "takes_halves", lambda *_, halved=halved: halved)
+                backend.remembered.calls.clear()
+                with ptxrt.trace() as trace:
+                    got = ptxrt.attention(q, k, values, **options)
+                entries = {run.entry for run in trace.launches if run.kernel == "attention_bf16"}
+                assert [entry.endswith("_half") for entry in entries] == [halved]
+                ends.append(got if isinstance(got, tuple) else (got,))
+            backend.remembered.calls.clear()
+        for mine, others in zip(*ends):
+            np.testing.assert_array_equal(bits(mine), bits(others))
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/cp_async_or_none.cuh"
+#include "../ptx/exit.cuh"
 #include "../tile/attention_shape.cuh"
 #include "../tile/block_tiles.cuh"
 #include "../tile/format.cuh"
@@ -57,9 +58,10 @@ struct Tiling : tile::AttentionShape<dim_, one_slice> {
     static constexpr bool copies_early = one_slice;
     static constexpr bool ends_quickly = Shape::ends_quickly && (one_slice || is_bf16);   // whole blocks of f16 spill
     static constexpr bool walks_rows = true;                                              // see store_rows
-    static constexpr bool fills_q = one_slice && keeps_q;   // Q stays in registers, its buffer is one more stage
-    static constexpr bool hurries = fills_q;                // see Problem
-    static constexpr int stages = fills_q ? 3 : 2;          // one is read while the others fill
+    static constexpr bool fills_q = one_slice && keeps_q;     // Q stays in registers, its buffer is one more stage
+    static constexpr bool hurries = fills_q;                  // see Problem
+    static constexpr bool exits_early = hurries && is_bf16;   // see write_quickly; f16 is slower with it
+    static constexpr int stages = fills_q ? 3 : 2;            // one is read while the others fill
     static constexpr int threads = 32 * warps;
     static constexpr int rows = 16 * slices * warps;
 
@@ -478,6 +480,42 @@ struct RowShift {
     __device__ float at(int slice, int half) const { return whole[slice][half] + fraction[slice][half]; }
 };
 
+constexpr float too_large = 0x1p117f;   // of a row of undivided sums
+
+// Whether any sum of the warp may be too small or, in parts of splits, too large. Sums of columns that do not exist are
+// too small. Called by all lanes, before Softmax::finish().
+template <class Softmax, int slices, int columns>
+__device__ __forceinline__ bool any_sum_is_extreme(const tile::Accumulator (&o)[slices][columns], bool parts) {
+    const auto combined = [&](uint32_t start, auto &&combine) {   // the bits of all sums but their signs
+        uint32_t bits[4] = {start, start, start, start};
+#pragma unroll
+        for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+            for (int j = 0; j < columns; ++j)
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    bits[(2 * j + i / 2) % 4] = combine(bits[(2 * j + i / 2) % 4], __float_as_uint(o[slice][j][i]));
+        return combine(combine(bits[0], bits[1]), combine(bits[2], bits[3])) & 0x7fffffffu;
+    };
+    // No sum is larger than the number that has the bits of any. Lowered sums are multiplied by at most 2^80 later.
+    bool large = false;
+    if (parts)
+        large = combined(0, [](uint32_t a, uint32_t b) { return a | b; }) >= __float_as_uint(too_large * 0x1p-80f);
+    // No sum is smaller than the number that has the bits of all. Sums around 1 are lowered to exponents with a common
+    // bit, so that the exact test, which takes twice as many instructions, is rare.
+    constexpr float too_small = Softmax::too_small;
+    const uint32_t bound = combined(~0u, [](uint32_t a, uint32_t b) { return a & b; });
+    if (!ptx::vote_sync_any(large || bound < __float_as_uint(too_small))) return false;
+    float least[4] = {INFINITY, INFINITY, INFINITY, INFINITY};
+#pragma unroll
+    for (int slice = 0; slice < slices; ++slice)
+#pragma unroll
+        for (int j = 0; j < columns; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) least[i] = fminf(least[i], fabsf(o[slice][j][i]));
+    return ptx::vote_sync_any(large || fminf(fminf(least[0], least[1]), fminf(least[2], least[3])) < too_small);
+}
+
 // Whether sums of this warp lost bits because probabilities are lowered, so that they must be computed again. A sum of
 // 0 lost none if its column of V is all zeros. word(key, j) is the pair of 16-bit values of `key` in those of the
 // columns 8 j .. 8 j + 7 whose accumulators this lane holds; keys run from `begin` to `end` - 1. Called by all lanes,
@@ -551,7 +589,7 @@ __device__ __forceinline__ bool sums_are_too_large(const Softmax &softmax, const
     for (int j = 0; j < Softmax::columns; ++j)
         most = fmaxf(most, fmaxf(fabsf(softmax.o[slice][j][2 * half]), fabsf(softmax.o[slice][j][2 * half + 1])));
     return tile::reduce_row(most, [](float a, float b) { return fmaxf(a, b); }) * softmax.o_scale[slice][half] >=
-           0x1p117f;
+           too_large;
 }
 
 // Adds the sinks to the sums of rows, and writes the logarithms, maxima and sums. Returns in `factor` what the outputs
@@ -604,6 +642,56 @@ __device__ __forceinline__ void write_figures(Softmax &softmax, const Problem &p
         if (options.row_sum) options.row_sum[problem.split_row_at(row)] = denominator * part;
         if (exact_sum) exact_sum[problem.split_row_at(row)] = sum * part;
     });
+}
+
+// Writes what most launches ask for in few instructions: the output in bf16 and nothing else, or the parts of a split.
+// Returns false, and has written nothing, if the launch asks for more; all blocks agree on that. Called by all lanes of
+// a warp, before Softmax::finish(), if no sum is extreme.
+template <class Tiling, class Softmax>
+__device__ __forceinline__ bool write_quickly(const Softmax &unfinished, typename Tiling::Shared &shared,
+                                              const Problem &problem, int first_row, int warp_row) {
+    const AttentionOptions &options = problem.options;
+    const auto bits = [](const auto *array) { return reinterpret_cast<uintptr_t>(array); };
+    if (options.row_shift ||
+        (bits(options.out_f16) | bits(options.out_f32) | bits(options.sinks) | bits(options.lse)) != 0)
+        return false;
+    Softmax softmax = unfinished;
+    softmax.again = false;
+    softmax.finish();
+    if (!options.partial) {
+        if (!options.out_bf16 || (bits(options.row_max) | bits(options.row_sum)) != 0) return false;
+        float factor[Tiling::slices][2];
+        tile::for_rows<Tiling::slices>([&](int slice, int half) {
+            const float denominator = softmax.denominator(slice, half);
+            factor[slice][half] = denominator == 0.0f ? 0.0f : __frcp_rn(denominator);
+            factor[slice][half] *= softmax.o_scale[slice][half];
+        });
+        store_rows<__nv_bfloat16, Tiling>(
+            softmax, reinterpret_cast<typename Tiling::template OutputTile<__nv_bfloat16> &>(shared.q),
+            warp_row - first_row, options.out_bf16, options.out_bf16_strides, problem, warp_row, factor);
+        return true;
+    }
+
+    // The parts.
+    if (options.out_bf16 || options.dim_v != Tiling::dim_v) return false;
+    const bool in_order = options.group == 1 || options.queries == 1;   // neighboring rows are neighbors in arrays
+    tile::for_rows<Tiling::slices>([&](int slice, int half) {
+        const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
+        if (row >= problem.rows) return;
+        const size_t place = in_order ? problem.split_row_at(0) + row : problem.split_row_at(row);
+        const float sum = softmax.denominator(slice, half), max = softmax.row_max[slice][half];
+        if (tile::accumulator_column(0) == 0) {
+            if (options.row_max) options.row_max[place] = sum > 0.0f ? max : sum == 0.0f ? -INFINITY : sum;
+            if (options.row_sum) options.row_sum[place] = sum;
+        }
+        float *target = options.partial + place * Tiling::dim_v + tile::accumulator_column(0);
+        const float factor = softmax.o_scale[slice][half];
+#pragma unroll
+        for (int j = 0; j < Tiling::dim_v / tile::mma_columns; ++j)
+            *reinterpret_cast<float2 *>(target + j * tile::mma_columns) = {softmax.o[slice][j][2 * half] * factor,
+                                                                           softmax.o[slice][j][2 * half + 1] * factor};
+    });
+    return true;
 }
 
 // Divides by the sums and writes the outputs; splits write undivided sums. exact_sum, or null, gets the sums of the
@@ -833,6 +921,14 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
         for (; range.plain_begin <= index && index < range.plain_end; ++index)
             step(index, std::false_type{}, std::false_type{});
         if (index < range.end) step(index, std::true_type{}, std::false_type{});
+    }
+
+    // The usual end, in few instructions: where few queries meet many keys, code that runs once comes from memory,
+    // which copies keep busy.
+    if constexpr (Tiling::exits_early) {
+        const bool suspect = again || (!idle && any_sum_is_extreme<Softmax>(softmax.o, options.partial));
+        if (!ptx::bar_red_or(suspect) && write_quickly<Tiling>(softmax, shared, problem, first_row, warp_row))
+            ptx::exit();
     }
 
     // Check whether sums lost bits, then write the results.

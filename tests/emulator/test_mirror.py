@@ -21,6 +21,7 @@ MORE = {
     "cp_async_if": "cp_async",
     "cp_async_or_none": "cp_async",
     "cvt_scaled": "cvt",
+    "exit": "control",
     "griddepcontrol": "control",
     "mma_plain": "mma",
     "named_barrier": "barrier",
