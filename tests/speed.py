@@ -69,7 +69,7 @@ MEASURED_MMA = 4096 * 4 * 132 * 1.83e9 / 546e12
 def wanted(unit) -> bool:
     """Whether the record has a unit's figures."""
     if unit.unit.split("_")[0] not in GROUPS or unit.unit.startswith(
-        ("attention_few", "attention_paged", "attention_merge")
+        ("attention_few", "attention_one", "attention_paged", "attention_merge")
     ):
         return False
     return not unit.unit.startswith("pack") or f"dim{HEADLINE}" in unit.unit

@@ -548,6 +548,52 @@ def test_pages_of_sequences_that_grow_fork_and_end(emulator, rng):
     assert sorted(pages.free) == list(range(10)) and not any(pages.uses)
 
 
+@pytest.mark.parametrize("format", ["bf16", "mxfp8", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("page", [7, 16, 64])
+def test_one_query_has_the_bits_of_the_kernel_for_few(machine, rng, format, page):
+    """One query of a sequence has a kernel of its own; packed queries, two of them and soft caps have not."""
+    lengths = [1, 63, 64, 65, 256, 257, 700, 1025, 1100]
+    levels = dict(k_global=[0.5, 2.0], v_global=[0.75, 1.5], k_mean=normal(rng, HEADS, 128, dtype=np.float32))
+    cache, table = filled(rng, *sequences(rng, lengths, dim=128), lengths, page, format=format, **levels)
+    q, cu = normal(rng, len(lengths), 3 * HEADS, 1, 128), np.arange(len(lengths) + 1, dtype=np.int32)
+    packed = q.transpose(2, 1, 0, 3)
+    for options in (
+        dict(return_lse=True, sinks=normal(rng, 3 * HEADS, dtype=np.float32)),
+        dict(window=(300, 0), out_dtype=np.float32, splits=2),
+        dict(window=(70, 0), normalize=False),
+    ):
+        with ptxrt.trace() as launched:
+            one = ptxrt.attention_paged(q, cache, table, np.int32(lengths), **options)
+            few = ptxrt.attention_paged(packed, cache, table, np.int32(lengths), cu_seqlens_q=cu, **options)
+        assert [x.kernel for x in launched.launches if x.kernel in ("attention_one", "attention_few")] == [
+            "attention_one",
+            "attention_few",
+        ]
+        one, few = (x if isinstance(x, tuple) else (x,) for x in (one, few))
+        assert_same_bits(one, [np.moveaxis(x, 2, 0).reshape(y.shape) for x, y in zip(few, one)])
+    for last, options in (("attention_few", dict(softcap=2.0)), ("attention_one", {})):
+        with ptxrt.trace() as launched:
+            ptxrt.attention_paged(q, cache, table, np.int32(lengths), **options)
+        assert last in {launch.kernel for launch in launched.launches}
+
+
+@pytest.mark.parametrize("format, block", [("mxfp4", 32), ("nvfp4", 16)])
+def test_one_query_reads_scales_at_any_address(machine, rng, format, block):
+    """Rows of scales that begin anywhere give the bits of aligned ones."""
+    lengths = [144, 48]  # whole pages
+    cache, table = filled(rng, *sequences(rng, lengths, dim=128), lengths, spare=0, format=format)
+    q = normal(rng, 2, 4 * HEADS, 1, 128)
+    want = ptxrt.attention_paged(q, cache, table, lengths)
+    arrays = cache.arrays
+    for name in ("k_scales", "v_scales"):
+        scales = arrays[name].to_numpy()
+        wide = np.zeros((*scales.shape[:3], 128 // block + 1), scales.dtype)
+        wide[..., 1:] = scales
+        arrays[name] = ptxrt.to_device(wide)[..., 1:]
+    found = ptxrt.attention_paged(q, ptxrt.KVCache.over(*arrays.values(), format=format), table, lengths)
+    assert_same_bits([found], [want])
+
+
 def test_the_border_between_the_families(machine, rng):
     """Up to 16 queries at the end of a sequence have the bits of one at a time; 17 are computed by other kernels."""
     length = 100

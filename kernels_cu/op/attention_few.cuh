@@ -5,8 +5,8 @@
 // that is 8 wide, so that a warp with 8 rows needs few registers. Each of its four warps has chunks of the keys of its
 // own and a ring of units in flight. The block adds four chunks to a node, which it writes. The result
 // of a row depends only on the row and on the keys that it sees: see tree.cuh. Formats and places of keys are chosen at
-// run time, once a batch, so any format of keys combines with any format of values. Units within one page are copied in
-// whole rounds of the warp, others row by row.
+// run time, once a batch, so any format of keys combines with any format of values; KnownKeys has them in the code.
+// Units within one page are copied in whole rounds of the warp, others row by row.
 #pragma once
 
 #include <cstdint>
@@ -101,19 +101,36 @@ struct FewSource {
     bool packed, whole, columns, aligned;
 };
 
+// What is known of keys and values when the code is compiled: nothing, or that all are rows of one format without
+// padding, that a sequence has one query, and that scores need only a factor. The code for known keys is short and has
+// the instructions of a tile together. Caches of instructions hold it, and it takes few registers.
+struct AnyKeys {
+    static constexpr bool known = false, narrow = false;   // narrow: whether values have less than 16 bits
+};
+template <class Element, RowFormat format_>
+struct KnownKeys {
+    static constexpr RowFormat format = format_;
+    static constexpr bool known = true, narrow = format != RowFormat::plain;
+    using Format = std::conditional_t<
+        format == RowFormat::plain, tile::CachedPlain,
+        std::conditional_t<format == RowFormat::nvfp4, tile::CachedNvfp4<Element>,
+                           std::conditional_t<format == RowFormat::mxfp4, tile::CachedMxfp4, tile::CachedMxfp8>>>;
+};
+
 // How a block divides the work. A block has one warp for each quarter of a multiprocessor. With several blocks to a
 // multiprocessor, a quarter computes for one while others wait for data. On GeForce Blackwell the rings of two blocks
 // are just long enough for its bandwidth.
-template <class Element_, int dim_, int rows_>
+template <class Element_, int dim_, int rows_, class Keys_ = AnyKeys>
 struct FewTiling {
+    using Keys = Keys_;
     using Element = Element_;
     using Units = tile::CachedUnits<Element, dim_>;
     static constexpr int dim = dim_, rows = rows_, octets = rows / 8;   // of rows: 1 or 2
     static constexpr int warps = node_chunks, threads = 32 * warps;
     static constexpr int keys = tile::tile_keys, units = keys / tile::cached_rows;   // of a tile
     static constexpr int exchanged =
-        (dim <= 128 ? 64 : 128) / octets;               // columns of a node that warps exchange at once
-    static constexpr int blocks = dim <= 128 ? 2 : 1;   // of a multiprocessor
+        (dim <= 128 ? 64 : 128) / octets;   // columns of a node that warps exchange at once
+    static constexpr int blocks = dim > 128 ? 1 : tile::few_blocks<Keys::narrow>;   // of a multiprocessor
     using Node = tile::WarpNode<exchanged, octets>;
     using State = tile::WarpNode<dim, octets>;
     using Finished = FinishedRows<dim, rows>;
@@ -131,7 +148,7 @@ struct FewTiling {
     // Shared memory of a warp: first room for an expanded unit of columns or for a node, then the ring.
     static constexpr int unit_bytes = sizeof(typename Units::Columns);
     static constexpr int expanded_bytes = unit_bytes > int(sizeof(Node)) ? unit_bytes : int(sizeof(Node));
-    static constexpr int arena_bytes = tile::few_arena_bytes<dim>;
+    static constexpr int arena_bytes = tile::few_arena_bytes<dim, blocks>;
 
     // The units of rows that a warp copies, waits for and multiplies at once: as many as leave three such batches in
     // the ring, or two in a large one. O of larger heads leaves registers for one unit alone.
@@ -389,6 +406,7 @@ template <class Tiling, class Element>
 __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, const Element *q,
                                               const StridesQ &q_strides, const CachedKeys &cached,
                                               const AttentionOptions &options, const FewEnding &ending) {
+    using Keys = typename Tiling::Keys;
     using Units = typename Tiling::Units;
     using Columns = typename Units::Columns;
     constexpr int dim = Tiling::dim, units = Tiling::units, octets = Tiling::octets,
@@ -442,6 +460,14 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     };
     const FewSource k_source = made_source(cached.k, k_rows, ring.k_batch, k_packed, false),
                     v_source = made_source(cached.v, v_rows, ring.v_batch, v_packed, cached.v.has_columns());
+    // Whether no row of known keys and values lacks anything.
+    const auto is_present = [&](const FewSource &source) {
+        const int bytes = Units::scale_step(source.format);
+        const auto scales = reinterpret_cast<uintptr_t>(source.rows.scales) | source.rows.scale_strides.page |
+                            source.rows.scale_strides.token;
+        return source.whole && (source.format == RowFormat::plain || scales % bytes == 0);
+    };
+    const bool are_present = Keys::known && is_present(k_source) && is_present(v_source);
     const auto source_of = [&](bool keys) {   // a copy: references would put both in local memory
         return keys ? k_source : v_source;
     };
@@ -515,6 +541,21 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 [&](int i) { return tile::of_unit(scales_here, unit + i); });
         });
     };
+    // Copies a batch of known keys or values, each within one page and all of which rows of Q see.
+    const auto fetch_present = [&](bool keys, int unit) __attribute__((always_inline)) {
+        if constexpr (Keys::known) {
+            using Format = typename Keys::Format;
+            constexpr int batch = Tiling::template batch<Format>;
+            unit += (keys ? 0 : chunk_units) + tile::lane_part<batch>();
+            const char *const codes = tile::of_unit(codes_here, unit), *const scales = tile::of_unit(scales_here, unit);
+            const auto step_of = [&](long long k_step, long long v_step) {
+                return static_cast<unsigned>(keys ? k_step : v_step);
+            };
+            Units::template copy_present<Format, batch>(
+                arena_address + filled, keys, step_of(k_rows.code_strides.token, v_rows.code_strides.token),
+                step_of(k_rows.scale_strides.token, v_rows.scale_strides.token), codes, scales);
+        }
+    };
     // Starts copying the next batch as one group of copies. Behind the last batch groups are empty, so that the count
     // of wait() stays right.
     const auto fetch = [&]() __attribute__((always_inline)) {   // a tile is a whole number of batches
@@ -531,7 +572,9 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             const int batch = source.batch;
             // Packed scales of two rows are copied at once, so both rows must be keys that rows of Q see.
             const bool all_shown = first >= first_key && first + batch * tile::cached_rows <= end_key;
-            if (source.whole && (all_shown || !source.packed)) {
+            if (are_present && all_shown) {
+                fetch_present(keys, static_cast<unsigned>(coming.tile) * units % chunk_units + part);
+            } else if (source.whole && (all_shown || !source.packed)) {
                 fetch_whole(source, keys, static_cast<unsigned>(coming.tile) * units % chunk_units + part, first);
             } else {
                 const int bytes = source.columns ? Units::column_bytes(source.format) : Units::bytes(source.format);
@@ -723,7 +766,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                         for (int j = 0; j < 2 * units; ++j) turned.load(s[0][j], j);
                     }
                     if (shares && here.tile > first_tile) continue_after(here.tile - 1);
-                    if (problem.transforms_scores()) {
+                    if (!Keys::known && problem.transforms_scores()) {
                         tile::Accumulator some[1][2 * units] = {};
 #pragma unroll
                         for (int j = 0; j < 2 * units; ++j) {
@@ -823,15 +866,20 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                     // Units of rows: 16 keys, all columns.
                     const auto add_octets = [&](auto count, auto of) __attribute__((always_inline)) {
                         constexpr int bytes = Units::template row_bytes<decltype(of)>();
-                        const int end = ptx::of_this_branch(Tiling::template batch<decltype(of)>);   // else the first
-                                                                                                     // stands apart
+                        constexpr int all = Tiling::template batch<decltype(of)>;
+                        // Two units of known codes at a time: their weights are moved half as often.
+                        constexpr int at_once = Keys::known && decltype(of)::bits == 4 && all % 2 == 0 ? 2 : 1;
+                        const int end = ptx::of_this_branch(all);   // else the first stands apart
 #pragma unroll 1
-                        for (int i = 0; i < end; ++i) {
-                            Units::for_values(
-                                slot + i * bytes, v_packed,
-                                [&](int j, const tile::FragmentA &v) { add_to(count, j, v, 0); }, of);
+                        for (int i = 0; i < end; i += at_once) {
 #pragma unroll
-                            for (int octet = 0; octet < count; ++octet) rotate<1>(p[octet]);
+                            for (int j = 0; j < at_once; ++j) {
+                                Units::for_values(
+                                    slot + (i + j) * bytes, v_packed,
+                                    [&](int j, const tile::FragmentA &v) { add_to(count, j, v, 0); }, of);
+#pragma unroll
+                                for (int octet = 0; octet < count; ++octet) rotate<1>(p[octet]);
+                            }
                         }
                     };
                     const auto add_units = [&](auto of) __attribute__((always_inline)) {

@@ -13,4 +13,14 @@ __device__ inline void cp_async_ca_4_all(uint32_t shared_address, const void *gl
                  : "memory");
 }
 
+// Starts copying 4 or 8 bytes likewise; both addresses are multiples of that.
+template <int bytes>
+__device__ inline void cp_async_ca_all(uint32_t shared_address, const void *global) {
+    static_assert(bytes == 4 || bytes == 8);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+                 :
+                 : "r"(shared_address), "l"(__cvta_generic_to_global(global)), "n"(bytes)
+                 : "memory");
+}
+
 }   // namespace ptx

@@ -37,11 +37,16 @@ namespace tile {
 
 constexpr int cached_rows = 16;   // keys of a unit
 
-// Bytes of shared memory of each warp in attention of few queries. With heads of up to 128, two blocks of four warps
-// fit a multiprocessor. Larger rings, where they fit, hide the memory latency of a Hopper.
-template <int dim>
+// The blocks of four warps of attention of few queries that fit a multiprocessor with heads of up to 128: two, or four
+// of the short code for known keys of less than 16 bits on a Hopper.
+template <bool narrow>
+constexpr int few_blocks = narrow && ptx::shared_bytes_per_block > 128 * 1024 ? 4 : 2;
+
+// Bytes of shared memory of each of these warps. Larger rings, where they fit, hide the memory latency of a Hopper.
+template <int dim, int blocks>
 constexpr int few_arena_bytes = dim > 128                                   ? 23040
                                 : ptx::shared_bytes_per_block <= 128 * 1024 ? 11520
+                                : blocks == 4                               ? 13312
                                                                             : 26880;
 
 // The formats of rows, as numbered by scalars of entries: values in 16 bits, or codes with scales.
@@ -364,6 +369,16 @@ struct CachedUnits {
         return row * row_chunks + (chunk ^ (keys ? (chunk >> 3) * 2 : 0) ^ (row >> shift & mask));
     }
 
+    // The place of a chunk of row `row`, moved as the same chunk of row + rows * round is, up to whole rows. What this
+    // adds to the row has no bit that is set in row >> shift.
+    template <int row_chunks, int rows>
+    __device__ static uint32_t moved(uint32_t target, int round) {
+        constexpr int mask = (row_chunks < 8 ? row_chunks : 8) - 1, shift = row_chunks >= 8   ? 0
+                                                                            : row_chunks == 4 ? 1
+                                                                                              : 2;
+        return target ^ 16 * (rows * round >> shift & mask);
+    }
+
     // Starts copying codes of 16 tokens. source(row, chunk) is the address of a chunk, null for zeros.
     template <class Source>
     __device__ static void copy_rows(uint32_t unit, RowFormat format, bool keys, Source &&source) {
@@ -400,13 +415,7 @@ struct CachedUnits {
         const uint32_t target = target_unit + 16 * place(row_chunks, keys, row, chunk);
         const unsigned long long step = rows * static_cast<unsigned long long>(codes.stride);
         const char *from = codes_of(unit) + (row * static_cast<unsigned long long>(codes.stride) + 16 * chunk);
-        // The target of a round. What it adds to the row has no bit that is set in row >> shift.
-        const auto target_of = [&](int round) {
-            constexpr int mask = (row_chunks < 8 ? row_chunks : 8) - 1, shift = row_chunks >= 8   ? 0
-                                                                                : row_chunks == 4 ? 1
-                                                                                                  : 2;
-            return (target ^ 16 * (rows * round >> shift & mask)) + 16 * lanes * round;
-        };
+        const auto target_of = [&](int round) { return moved<row_chunks, rows>(target, round) + 16 * lanes * round; };
         // Scales are copied in words: this lane's word of a row, and its addresses.
         constexpr int of_row = scale_words<Format>, scale_rounds = ceil_div(cached_rows * of_row, lanes),
                       scale_rows = lanes / of_row;   // of a round
@@ -448,6 +457,37 @@ struct CachedUnits {
                                         pairs                     ? 4
                                         : at >= begin && at < end ? max(min(scales.present - 4 * int(word), 4), 0)
                                                                   : 0);
+            }
+        }
+    }
+
+    // The same where nothing is missing and every row of scales is aligned to its size, of four or eight bytes. codes
+    // and scales are the addresses of row 0 of this lane's unit.
+    template <class Format, int batch>
+    __device__ static void copy_present(uint32_t slot, bool keys, unsigned code_step, unsigned scale_step,
+                                        const char *codes, const char *scales) {
+        constexpr int lanes = 32 / batch, row_chunks = dim * Format::bits / 128, rows = lanes / row_chunks,
+                      scale_bytes = 4 * scale_words<Format>;
+        static_assert(rows > 0, "a part of the lanes copies a whole row");
+        const unsigned unit = ptx::laneid() / lanes, lane = ptx::laneid() % lanes, row = lane / row_chunks;
+        const int chunk = lane % row_chunks;
+        const uint32_t target_unit = slot + unit * row_bytes<Format>();
+        const uint32_t target = target_unit + 16 * place(row_chunks, keys, row, chunk);
+        codes += row * static_cast<unsigned long long>(code_step) + 16 * chunk;
+#pragma unroll
+        for (int round = 0; round < cached_rows / rows; ++round) {
+            ptx::cp_async_cg_16_once(moved<row_chunks, rows>(target, round) + 16 * lanes * round, codes);
+            codes += rows * static_cast<unsigned long long>(code_step);
+        }
+        if constexpr (Format::bits < 16) {
+            scales += lane * static_cast<unsigned long long>(scale_step);
+#pragma unroll
+            for (int round = 0; round < ceil_div(cached_rows, lanes); ++round) {
+                if (lanes <= cached_rows || lane < cached_rows)
+                    ptx::cp_async_ca_all<scale_bytes>(
+                        target_unit + cached_rows * dim * Format::bits / 8 + scale_bytes * (lane + lanes * round),
+                        scales);
+                scales += lanes * static_cast<unsigned long long>(scale_step);
             }
         }
     }
@@ -772,6 +812,12 @@ __device__ inline const char *of_unit(const char *address, int lane) {
     const unsigned long long bits = reinterpret_cast<unsigned long long>(address);
     const unsigned low = ptx::shfl_sync_idx_b32(unsigned(bits), lane), high = ptx::shfl_sync_idx_b32(bits >> 32, lane);
     return reinterpret_cast<const char *>(static_cast<unsigned long long>(high) << 32 | low);
+}
+
+// The part of the lanes, of `parts`, to which a lane belongs.
+template <int parts>
+__device__ inline int lane_part() {
+    return ptx::laneid() / (32 / parts);
 }
 
 // Masks of B of 16 keys, with the bits set of keys for which seen(key) is true.

@@ -5,7 +5,7 @@ import numpy as np
 from ..accuracy import Tolerance
 from ..array import DeviceArray
 from ..blocks import BLOCK_FORMATS
-from ..declaration import In, InOut, Out, Scalar, in_parts, loose, strided, unaligned
+from ..declaration import Axis, In, InOut, Out, Scalar, in_parts, loose, strided, unaligned
 from ..formats import bf16, f16, f32, i32, u8
 from ..kernel import kernel
 from ..sequences import ends_of, first_units, starts_of
@@ -24,6 +24,9 @@ NODE_KEYS = 1024
 FEW_QUERIES = 16
 # Rows of a block: queries of the heads that share a head of keys. Blocks of eight rows keep half as many sums.
 BLOCK_ROWS = 8, 16
+# The head dimension of `attention_one`, and the most rows of one head of keys for which calls take it.
+ONE_DIM = 128
+ONE_ROWS = 8
 # The most nodes of one merge.
 MOST_NODES = 4096
 
@@ -37,13 +40,15 @@ def nodes_of(keys: int) -> int:
     return max(-(-keys // NODE_KEYS), 1)
 
 
-def splits_of_nodes(nodes: int, blocks: int, multiprocessors: int, requested: int | None = None) -> int:
+def splits_of_nodes(
+    nodes: int, blocks: int, multiprocessors: int, requested: int | None = None, resident: int = 2
+) -> int:
     """Return into how many parts the nodes are split: `requested`, at most, or else enough to fill the device. A part
-    takes `blocks` blocks and has every so-many-th node.
+    takes `blocks` blocks and has every so-many-th node. resident: blocks that a multiprocessor holds.
     """
     if requested is None:
-        # Two blocks to a multiprocessor, if they all start at once and none has much more to do than the average.
-        requested = 2 * multiprocessors // max(blocks, 1)
+        # As many as the device holds, if they all start at once and none has much more to do than the average.
+        requested = resident * multiprocessors // max(blocks, 1)
         run = -(-nodes // max(min(requested, nodes), 1))
         longest = run * -(-blocks * -(-nodes // run) // multiprocessors)
         if not requested or 10 * longest * multiprocessors > 11 * nodes * blocks:
@@ -423,3 +428,109 @@ def attention_few(
         attention_merge.function(
             *nodes, None, None if sinks is None else sinks.reshape(-1), v_global=v_global, natural=0, **with_heads
         )
+
+
+def _one(format: str, **rest) -> dict:
+    """A case of `attention_one`."""
+    case = _case(format, dim=ONE_DIM, **rest)
+    sizes = dict(held=case["k_holds"] + 1, width=case["k_width"])
+    if format != "plain":
+        sizes |= dict(blocks=case["k_blocks"], k_scales=True, v_scales=True)
+    of_few = "queries dim dim_v sequences rows k_holds v_holds k_width v_width k_blocks v_blocks block_table key_ends"
+    return {name: x for name, x in case.items() if name not in of_few.split()} | sizes
+
+
+def _drawn(draw):
+    """Return a function that draws examples of `attention_one` as those of keys of `attention_few`."""
+
+    def drawn(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+        sizes = dict(k_width=axes["width"], k_blocks=axes.get("blocks", 1), sequences=axes["batch"])
+        return draw(rng, member, shape, {**axes, **sizes})
+
+    return drawn
+
+
+@kernel(
+    grid="splits*heads_kv group*queries batch",
+    variants={"held": (1, 2, 3, 4)},
+    fixed=dict(queries=1, dim=ONE_DIM),
+    derived=dict(
+        splits=lambda axes: axes["splits"],
+        held=lambda axes: axes["held"],
+        **{name: (lambda axes, name=name: axes.get(name, 0) or 1) for name in ("blocks", "levels", "v_levels")},
+    ),
+    cases=[
+        *(_one(format, batch=2, group=4, pages=90, table=80) for format in ROW_FORMATS),
+        _one("nvfp4", batch=3, heads_kv=2, group=3, page=7, table=40, left=90, k_global=True, levels=2),
+        _one("mxfp8", group=8, page=64, table=17, splits=2),
+        _one("mxfp8", group=5, page=64, table=16, out_bf16=True),
+        _one("mxfp4", heads_kv=2, group=2, out_f16=True, lse=True, sinks=True, row_shift=True),
+        _one("nvfp4", group=1, out_f32=True, merged_max=True, merged_sum=True, v_global=True, v_levels=1),
+    ],
+    tolerance=dict(
+        partial=_PARTIAL,
+        row_sum=ROW_SUMS,
+        out_bf16=Tolerance("as partial, and the result is rounded", relative_l2=4e-3, cosine=0.99999),
+        out_f16=_PARTIAL,
+        out_f32=_PARTIAL,
+        lse=ROW_SUMS,
+        merged_sum=ROW_SUMS,
+    ),
+    draw=dict(
+        key_ends=_drawn(_lengths),
+        block_table=_table,
+        k=_drawn(_codes("k")),
+        v=_drawn(_codes("k")),
+        k_scales=_drawn(_scales("k")),
+        v_scales=_drawn(_scales("k")),
+        k_global=_factors,
+        v_global=_factors,
+    ),
+)
+def attention_one(
+    q: In[bf16, "batch heads_kv group queries dim", strided],
+    k: In[u8, "pages heads_kv page width", in_parts(strided)],
+    v: In[u8, "pages heads_kv page width", in_parts(strided)],
+    block_table: In[i32, "batch table", loose],
+    key_ends: In[i32, "batch", unaligned],
+    k_scales: In[u8, "pages heads_kv page blocks", in_parts(loose)] = None,
+    v_scales: In[u8, "pages heads_kv page blocks", in_parts(loose)] = None,
+    k_global: In[f32, "levels", unaligned] = None,
+    row_shift: In[f32, "batch heads_kv group queries"] = None,
+    sinks: In[f32, "heads_kv group", unaligned] = None,
+    v_global: In[f32, "v_levels", unaligned] = None,
+    out_bf16: Out[bf16, "batch heads_kv group queries dim", strided] = None,
+    out_f16: Out[f16, "batch heads_kv group queries dim", strided] = None,
+    out_f32: Out[f32, "batch heads_kv group queries dim", strided] = None,
+    lse: Out[f32, "batch heads_kv group queries"] = None,
+    merged_max: Out[f32, "batch heads_kv group queries"] = None,
+    merged_sum: Out[f32, "batch heads_kv group queries"] = None,
+    *,
+    partial: InOut[f32, "nodes batch heads_kv group queries dim"],
+    row_max: Out[f32, "nodes batch heads_kv group queries"],
+    row_sum: Out[f32, "nodes batch heads_kv group queries"],
+    scale: Scalar[f32],
+    left: Scalar[i32],
+    right: Scalar[i32],
+    held: Axis,
+):
+    """Compute what `attention_few` does, with the same bits, for one query of each sequence, keys and values in pages
+    of one format, and a positive scale.
+
+    held: the format, 1 for bfloat16, 2 for mxfp8, 3 for mxfp4, 4 for nvfp4, with scales for the last three. The code
+    for one format is short, so that caches of instructions hold it and more warps fit a multiprocessor. Blocks have
+    eight rows of a head of keys, and further rows read the keys again.
+    """
+    attention_few.function(
+        *(q, k, v, k_scales, v_scales, block_table),
+        *(None, None, None, key_ends, None, k_global, row_shift, sinks, v_global),
+        *(out_bf16, out_f16, out_f32, lse, merged_max, merged_sum),
+        **dict(partial=partial, row_max=row_max, row_sum=row_sum, scale=scale, softcap=0.0, left=left, right=right),
+        **dict(k_holds=held - 1, v_holds=held - 1, k_tile=0, v_tile=0, most_keys=0),
+    )
+
+
+def blocks_of_one(q: DeviceArray, held: int) -> int:
+    """Return how many blocks of `attention_one` a multiprocessor of the queries' device holds."""
+    unit = attention_one.entry_name({"held": held}, None)
+    return q.backend.module(unit).facts(unit).min_blocks

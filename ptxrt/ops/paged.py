@@ -10,13 +10,17 @@ import numpy as np
 
 from ..array import DeviceArray, as_arrays, as_output
 from ..errors import ArgumentError
-from ..formats import Format, f32, format_of, i32, to_convert
+from ..formats import Format, bf16, f32, format_of, i32, to_convert
 from .attention_call import checked_window, output_format
 from .attention_few import (
     FEW_QUERIES,
     MOST_NODES,
     NODE_KEYS,
+    ONE_DIM,
+    ONE_ROWS,
     attention_few,
+    attention_one,
+    blocks_of_one,
     nodes_of,
     splits_of_nodes,
     writes_outputs,
@@ -494,16 +498,32 @@ def _multiplied(call: _Paged, place: Place, q: DeviceArray) -> DeviceArray:
 
 
 def _attend_few(call: _Paged, place: Place, q: DeviceArray, options: dict, **rest) -> None:
-    """Launch `attention_few` on the nodes of all sequences."""
+    """Launch `attention_few`, or `attention_one` if it serves the call, on the nodes of all sequences."""
     cache, nodes = call.cache, rest["partial"].shape[0]
     arrays: dict[str, Any] = {name: as_bytes(x) for name, x in cache.arrays.items() if x is not None}
     if cache.k_global is not None:
         arrays["k_global"] = cache.k_global
     queries = q.shape[3] if call.cu_seqlens is None else min(q.shape[3], FEW_QUERIES)
     sequences, row_blocks = options["key_ends"].shape[0], -(-call.group * queries // 16)
-    splits = splits_of_nodes(nodes, cache.heads * row_blocks * sequences, cache.backend.multiprocessors, call.splits)
-    holds = dict(k_holds=holds_of(cache.format), v_holds=holds_of(cache.format_v))
+    blocks, multiprocessors = cache.heads * row_blocks * sequences, cache.backend.multiprocessors
+    k_holds = holds_of(cache.format)
+    if _takes_one(call, q):
+        del rest["softcap"]
+        resident = blocks_of_one(q, k_holds + 1)
+        splits = splits_of_nodes(nodes, blocks, multiprocessors, call.splits, resident)
+        attention_one(q, **arrays, **options, **rest, held=k_holds + 1, splits=splits, stream=place.stream)
+        return
+    splits = splits_of_nodes(nodes, blocks, multiprocessors, call.splits)
+    holds = dict(k_holds=k_holds, v_holds=holds_of(cache.format_v))
     attention_few(q, **arrays, **options, **holds, **rest, splits=splits, stream=place.stream)
+
+
+def _takes_one(call: _Paged, q: DeviceArray) -> bool:
+    """Return whether `attention_one` serves a call for few queries."""
+    cache = call.cache
+    fits = cache.dim == cache.dim_v == ONE_DIM and call.group <= ONE_ROWS and q.shape[3] == 1 and bf16.holds(q.dtype)
+    scores_need_a_factor = not call.softcap and call.scale > 0
+    return (fits and scores_need_a_factor and call.cu_seqlens is None) and cache.format == cache.format_v
 
 
 def _attend_many(call: _Paged, place: Place, q: DeviceArray, options: dict, **rest) -> None:
