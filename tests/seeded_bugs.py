@@ -38,6 +38,7 @@ ATTENTION = "attention_mxfp4_bf16_in_kernel"
 PRODUCT = "attention_bf16"
 MXFP8, MXFP4, NVFP4 = "attention_mxfp8", "attention_mxfp4", "attention_nvfp4"
 FEW = "attention_few"
+ONE = "attention_one"
 #: Ends the name of a kernel whose portable text is compiled in place of the native one.
 PORTABLE = " portable"
 PORTABLE_FEW_ROWS, WOVEN = f"gemm_few_bf16{PORTABLE}", f"{PRODUCT}{PORTABLE}"
@@ -1617,6 +1618,38 @@ BUGS = [
         "op/attention_few.cuh",
         "options.softcap > 0.0f ? nullptr : of_row(options.row_shift)",
         "of_row(options.row_shift)",
+    ),
+    Bug(
+        "cache",
+        "rows_of_a_batch_that_lacks_nothing_one_after_the_other",
+        ONE,
+        "tile/cached_rows.cuh",
+        "codes += rows * static_cast<unsigned long long>(code_step);",
+        "codes += static_cast<unsigned long long>(code_step);",
+    ),
+    Bug(
+        "cache",
+        "scales_of_a_batch_that_lacks_nothing_in_each_others_place",
+        ONE,
+        "tile/cached_rows.cuh",
+        "scale_bytes * (lane + lanes * round)",
+        "scale_bytes * ((lane ^ 1) + lanes * round)",
+    ),
+    Bug(
+        "cache",
+        "keys_in_place_of_values_that_lack_nothing",
+        ONE,
+        "op/attention_few.cuh",
+        "unit += (keys ? 0 : chunk_units) + tile::lane_part<batch>();",
+        "unit += tile::lane_part<batch>();",
+    ),
+    Bug(
+        "cache",
+        "rows_that_are_not_whole_copied_as_if_they_were",
+        ONE,
+        "op/attention_few.cuh",
+        "if (are_present && all_shown) {",
+        "if (Keys::known && all_shown) {",
     ),
     # Operands: reductions before quantization, and packing
     Bug(

@@ -31,6 +31,7 @@ from seeded_bugs import (
     MXFP4,
     MXFP8,
     NVFP4,
+    ONE,
     PORTABLE,
     PORTABLE_FEW_ROWS,
     PRODUCT,
@@ -48,7 +49,7 @@ quantize_mxfp4, dequantize_mxfp4 = QUANTIZE["mxfp4"], DEQUANTIZE["mxfp4"]
 QUANTIZERS = ("quantize_mxfp4", "quantize_mxfp6_e3m2", "quantize_mxfp4_columns", "quantize_nvfp4")
 # Kernels that are checked by their declared cases, in the smallest variant.
 DECLARED = (
-    *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16", "probe_ending", FEW, "claim_slots", "append_nvfp4"),
+    *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16", "probe_ending", FEW, ONE, "claim_slots", "append_nvfp4"),
     *("norm_rows", "gate_rows", "activate_rows", "rope_rows", "argmax_rows", "append_qkv"),
     *("gemm_bf16", "gemm_few_bf16", "gemm_few_bf16_nvfp4", "gemm_few_mxfp4", "gemm_few_mxfp8", "gemm_nvfp4"),
     "pack_keys_mxfp4",
@@ -68,6 +69,7 @@ UNITS |= {
     "pack_values_nvfp4": "pack_values_nvfp4[dim=64]",
 }
 UNITS |= {"gemm_bf16": "gemm_bf16[tile=64]", "gemm_nvfp4": "gemm_nvfp4[tile=64]"}
+UNITS |= {ONE: f"{ONE}[held=4]"}
 UNITS |= {PORTABLE_FEW_ROWS: "gemm_few_bf16", WOVEN: f"{PRODUCT}[dim={DIM}]"}
 # By whether a kernel's name ends with PORTABLE: one text.
 EXTENTS = {False: build.PTX_ONLY, True: build.PTX_ONLY._replace(texts=("compute_90",))}
