@@ -101,7 +101,7 @@ ERRORS = {
 LAUNCH = ("bench", "launch", "--calls", "2", "--rounds", "3")
 PRODUCT_ROW = TIMES | {
     *("a", "b", "shape", "l2", "weights", "tflops", "mma_tflops", "share_of_mma_rate", "relative_l2"),
-    *("bytes", "gb_per_s", "read_gb_per_s", "share_of_read"),
+    *("bytes", "gb_per_s", "read_gb_per_s", "share_of_read", "stream_milliseconds"),
 }
 GEMM = ("bench", "gemm", "--shape", "m70n40k64", "--repeat", "2")
 # Bounds of relative L2 for products of normal values, chosen like ERRORS.
@@ -340,12 +340,14 @@ def test_products_report_rates_of_mmas_and_of_weights(cuda):
         assert least < row["relative_l2"] < 2 * most, row
         if not few:
             assert row["weights"] == 1 and row["bytes"] is row["gb_per_s"] is row["share_of_read"] is None
+            assert row["stream_milliseconds"] is None
             continue
         block = ptxrt.blocks.BLOCK_FORMATS.get(row["b"])
         nbytes = 64 * 64 * 2 if block is None else 64 * (64 * block.bits // 8 + 64 // block.block)
         assert row["bytes"] == nbytes and row["weights"] == -(-4 * 8192 // nbytes)
         assert row["gb_per_s"] == pytest.approx(nbytes * row["weights"] / 0.25 / 1e6)
         assert row["share_of_read"] == pytest.approx(1)
+        assert row["stream_milliseconds"] == pytest.approx(0.25 / row["weights"])
 
 
 def test_producers_report_every_function_and_format(cuda):

@@ -1,7 +1,7 @@
 """Matrix products: time, TFLOPS, the share of the card's measured MMA rate; for few rows bytes of weights per second.
 
 Few rows are bound by the bandwidth of the memory with the weights. They are compared with a kernel that only reads as
-many bytes."""
+many bytes. They are timed as nodes of a graph, as a model that decodes calls them, and as calls in a stream."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ..blocks import BLOCK_FORMATS
 from ..describe import text_table
 from ..errors import ArgumentError
 from ..formats import FORMATS, bf16
+from ..graphs import graph
 from ..kernel import Kernel
 from ..ops.gemm import PRODUCTS, matmul, quantized
 from ..ops.gemm_call import FEW_ROWS
@@ -44,6 +45,7 @@ RATES: dict[tuple[str, str], Kernel] = {
 # since.
 ROTATING = "rotating"
 READ = "read"
+STREAM = "stream"
 # Rows and columns whose results are compared with float64.
 CHECKED = 64
 
@@ -128,6 +130,12 @@ class Side:
 
         return cls(call, len(weights), sum(x.nbytes for x in weights), out)
 
+    def gathered(self) -> Callable[[], Any]:
+        """Return the launch of a graph of the call."""
+        with graph() as found:
+            self.call()
+        return found.launch
+
 
 def read_call(nbytes: int, backend: Backend) -> Callable[[], Any]:
     """Return a call that reads `nbytes` bytes and writes almost nothing."""
@@ -145,12 +153,12 @@ def product_rows(
     Empty choices mean all pairs with a kernel, and SHAPES. Operands are normal values, quantized before; C is bf16. All
     pairs of a shape and the MMA rates are timed in turns. Up to 64 rows, a call multiplies by several matrices of
     weights, together four times the size of the L2, so that none is cached when it is read; results are those of one
-    product.
+    product. Such a call is a graph of the products; the products in a stream are timed beside it.
     Fields: a, b, shape (by name), l2 ("warm" or "rotating"), weights (matrices), milliseconds (median), fastest,
     slowest, repeat, tflops, mma_tflops (of the rate probe, by name), share_of_mma_rate, relative_l2 (of the first 64
     rows and columns, against float64 products of the normal values); for few rows also bytes (codes and scales of the
-    weights), gb_per_s, read_gb_per_s (of a kernel that reads as many bytes), share_of_read. Fields that do not apply
-    are None. ArgumentError for invalid shapes; MachineError on the emulator.
+    weights), gb_per_s, read_gb_per_s (of a kernel that reads as many bytes), share_of_read, stream_milliseconds (median
+    in a stream). Fields that do not apply are None. ArgumentError for invalid shapes; MachineError on the emulator.
     """
     backend = gpu("bench gemm")
     clock = Clock(repeat=checked_repeat("bench gemm", repeat))
@@ -169,9 +177,10 @@ def product_rows(
             sides = {
                 pair: Side.of(a, b, pair, lambda nbytes: -(-caches // nbytes) if shape.few else 1) for pair in of_dtype
             }
-            calls = {pair: side.call for pair, side in sides.items()}
+            calls = {pair: side.gathered() if shape.few else side.call for pair, side in sides.items()}
             calls |= {kernel: rate.call for kernel, rate in rates.items()}
             if shape.few:
+                calls |= {(STREAM, pair): side.call for pair, side in sides.items()}
                 calls |= {(READ, pair): read_call(side.bytes, backend) for pair, side in sides.items()}
             times = clock.times(calls, WARM)
             for pair, side in sides.items():
@@ -187,7 +196,7 @@ def product_rows(
                         **{"weights": side.weights, **fields, "tflops": tflops},
                         **{"mma_tflops": {probes[pair].name: rate}, "share_of_mma_rate": tflops / rate},
                         "relative_l2": compare(side.out.to_numpy()[:CHECKED, :CHECKED], want).relative_l2,
-                        **_bytes_of(side, times.get(pair), times.get((READ, pair))),
+                        **_bytes_of(side, *(times.get(name) for name in (pair, (STREAM, pair), (READ, pair)))),
                     }
                 )
     order = {pair: i for i, pair in enumerate(pairs)}
@@ -203,13 +212,16 @@ def _by_dtype(pairs: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str
     return found
 
 
-def _bytes_of(side: Side, times, read) -> dict[str, Any]:
-    """Return bytes of weights per second and those of a kernel that only reads; None for all otherwise."""
+def _bytes_of(side: Side, times, stream, read) -> dict[str, Any]:
+    """Return the fields of few rows: bytes of weights per second, those of a kernel that only reads, and the time in a
+    stream; None for all otherwise.
+    """
     if read is None:
-        return dict.fromkeys(("bytes", "gb_per_s", "read_gb_per_s", "share_of_read"))
+        return dict.fromkeys(("bytes", "gb_per_s", "read_gb_per_s", "share_of_read", "stream_milliseconds"))
     rate, of_read = (side.bytes / x.median / 1e6 for x in (times, read))
     each = {"bytes": side.bytes // side.weights, "gb_per_s": rate}
-    return {**each, "read_gb_per_s": of_read, "share_of_read": rate / of_read}
+    each |= {"read_gb_per_s": of_read, "share_of_read": rate / of_read}
+    return {**each, "stream_milliseconds": stream.median / side.weights}
 
 
 def product_report(**choices) -> dict[str, Any]:
@@ -220,7 +232,7 @@ def product_report(**choices) -> dict[str, Any]:
 
 _TABLE_FIGURES = {
     **{"tflops": ".1f", "share_of_mma_rate": ".1%", "gb_per_s": ".0f", "share_of_read": ".1%"},
-    "relative_l2": ".2e",
+    **{"stream_milliseconds": ".4f", "relative_l2": ".2e"},
 }
 
 
@@ -230,8 +242,9 @@ def product_table(report: dict[str, Any]) -> Iterator[str]:
     yield f"matrix products on {title(report['machine'])}"
     turns = "all pairs of a shape and the MMAs' rates in turns"
     yield f"medians of {rows[0]['repeat']}, {turns}; weights of up to {FEW_ROWS} rows come from memory"
+    yield f'products of up to {FEW_ROWS} rows are nodes of a graph; "ms in a stream" is of calls in a stream'
     head = ["a+b", "shape", "L2", "weights", "ms", "fastest..slowest", "TFLOPS", "of MMA rate", "GB/s", "of a read"]
-    head += ["relative L2", "MMA TFLOPS"]
+    head += ["ms in a stream", "relative L2", "MMA TFLOPS"]
     body = [
         [
             *(_pair(row), str(Shape(**row["shape"])), row["l2"], str(row["weights"]), f"{row['milliseconds']:.4f}"),
