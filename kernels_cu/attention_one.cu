@@ -3,9 +3,11 @@
 #include "op/attention_few.cuh"
 #include "op/early.cuh"
 
+VARIANTS(dim, 64, 128)
 VARIANTS(held, 1, 2, 3, 4)
 
-using One = op::FewTiling<__nv_bfloat16, 128, 8, op::KnownKeys<__nv_bfloat16, tile::RowFormat(VARIANT_held - 1)>>;
+using Keys = op::KnownKeys<__nv_bfloat16, tile::RowFormat(VARIANT_held - 1)>;
+using One = op::FewTiling<__nv_bfloat16, VARIANT_dim, 8, Keys>;
 
 // clang-format off
 KERNEL(ENTRY(), .threads = {One::threads}, .shared_bytes = sizeof(One::Shared), .tile = {1, One::rows, 1},

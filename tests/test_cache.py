@@ -11,7 +11,7 @@ import ptxrt
 from ptxrt.blocks import BLOCK_FORMATS
 from ptxrt.ops import cache as cache_module
 from ptxrt.ops.attention import exact_attention
-from ptxrt.ops.attention_few import FEW_QUERIES
+from ptxrt.ops.attention_few import FEW_QUERIES, ONE_DIMS
 from ptxrt.ops.operands import operand_rule
 
 BF16 = ml_dtypes.bfloat16
@@ -549,13 +549,14 @@ def test_pages_of_sequences_that_grow_fork_and_end(emulator, rng):
 
 
 @pytest.mark.parametrize("format", ["bf16", "mxfp8", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("dim", ONE_DIMS)
 @pytest.mark.parametrize("page", [7, 16, 64])
-def test_one_query_has_the_bits_of_the_kernel_for_few(machine, rng, format, page):
+def test_one_query_has_the_bits_of_the_kernel_for_few(machine, rng, format, dim, page):
     """One query of a sequence has a kernel of its own; packed queries, two of them and soft caps have not."""
     lengths = [1, 63, 64, 65, 256, 257, 700, 1025, 1100]
-    levels = dict(k_global=[0.5, 2.0], v_global=[0.75, 1.5], k_mean=normal(rng, HEADS, 128, dtype=np.float32))
-    cache, table = filled(rng, *sequences(rng, lengths, dim=128), lengths, page, format=format, **levels)
-    q, cu = normal(rng, len(lengths), 3 * HEADS, 1, 128), np.arange(len(lengths) + 1, dtype=np.int32)
+    levels = dict(k_global=[0.5, 2.0], v_global=[0.75, 1.5], k_mean=normal(rng, HEADS, dim, dtype=np.float32))
+    cache, table = filled(rng, *sequences(rng, lengths, dim=dim), lengths, page, format=format, **levels)
+    q, cu = normal(rng, len(lengths), 3 * HEADS, 1, dim), np.arange(len(lengths) + 1, dtype=np.int32)
     packed = q.transpose(2, 1, 0, 3)
     for options in (
         dict(return_lse=True, sinks=normal(rng, 3 * HEADS, dtype=np.float32)),
@@ -577,17 +578,18 @@ def test_one_query_has_the_bits_of_the_kernel_for_few(machine, rng, format, page
         assert last in {launch.kernel for launch in launched.launches}
 
 
+@pytest.mark.parametrize("dim", ONE_DIMS)
 @pytest.mark.parametrize("format, block", [("mxfp4", 32), ("nvfp4", 16)])
-def test_one_query_reads_scales_at_any_address(machine, rng, format, block):
+def test_one_query_reads_scales_at_any_address(machine, rng, format, block, dim):
     """Rows of scales that begin anywhere give the bits of aligned ones."""
     lengths = [144, 48]  # whole pages
-    cache, table = filled(rng, *sequences(rng, lengths, dim=128), lengths, spare=0, format=format)
-    q = normal(rng, 2, 4 * HEADS, 1, 128)
+    cache, table = filled(rng, *sequences(rng, lengths, dim=dim), lengths, spare=0, format=format)
+    q = normal(rng, 2, 4 * HEADS, 1, dim)
     want = ptxrt.attention_paged(q, cache, table, lengths)
     arrays = cache.arrays
     for name in ("k_scales", "v_scales"):
         scales = arrays[name].to_numpy()
-        wide = np.zeros((*scales.shape[:3], 128 // block + 1), scales.dtype)
+        wide = np.zeros((*scales.shape[:3], dim // block + 1), scales.dtype)
         wide[..., 1:] = scales
         arrays[name] = ptxrt.to_device(wide)[..., 1:]
     found = ptxrt.attention_paged(q, ptxrt.KVCache.over(*arrays.values(), format=format), table, lengths)

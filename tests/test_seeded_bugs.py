@@ -69,7 +69,7 @@ UNITS |= {
     "pack_values_nvfp4": "pack_values_nvfp4[dim=64]",
 }
 UNITS |= {"gemm_bf16": "gemm_bf16[tile=64]", "gemm_nvfp4": "gemm_nvfp4[tile=64]"}
-UNITS |= {ONE: f"{ONE}[held=4]"}
+UNITS |= {ONE: f"{ONE}[dim=128,held=4]"}
 UNITS |= {PORTABLE_FEW_ROWS: "gemm_few_bf16", WOVEN: f"{PRODUCT}[dim={DIM}]"}
 # By whether a kernel's name ends with PORTABLE: one text.
 EXTENTS = {False: build.PTX_ONLY, True: build.PTX_ONLY._replace(texts=("compute_90",))}

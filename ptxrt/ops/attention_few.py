@@ -24,8 +24,8 @@ NODE_KEYS = 1024
 FEW_QUERIES = 16
 # Rows of a block: queries of the heads that share a head of keys. Blocks of eight rows keep half as many sums.
 BLOCK_ROWS = 8, 16
-# The head dimension of `attention_one`, and the most rows of one head of keys for which calls take it.
-ONE_DIM = 128
+# The head dimensions of `attention_one`, and the most rows of one head of keys for which calls take it.
+ONE_DIMS = 64, 128
 ONE_ROWS = 8
 # The most nodes of one merge.
 MOST_NODES = 4096
@@ -430,13 +430,13 @@ def attention_few(
         )
 
 
-def _one(format: str, **rest) -> dict:
+def _one(format: str, dim: int = 128, **rest) -> dict:
     """A case of `attention_one`."""
-    case = _case(format, dim=ONE_DIM, **rest)
+    case = _case(format, dim=dim, **rest)
     sizes = dict(held=case["k_holds"] + 1, width=case["k_width"])
     if format != "plain":
         sizes |= dict(blocks=case["k_blocks"], k_scales=True, v_scales=True)
-    of_few = "queries dim dim_v sequences rows k_holds v_holds k_width v_width k_blocks v_blocks block_table key_ends"
+    of_few = "queries dim_v sequences rows k_holds v_holds k_width v_width k_blocks v_blocks block_table key_ends"
     return {name: x for name, x in case.items() if name not in of_few.split()} | sizes
 
 
@@ -452,15 +452,15 @@ def _drawn(draw):
 
 @kernel(
     grid="splits*heads_kv group*queries batch",
-    variants={"held": (1, 2, 3, 4)},
-    fixed=dict(queries=1, dim=ONE_DIM),
+    variants={"dim": ONE_DIMS, "held": (1, 2, 3, 4)},
+    fixed=dict(queries=1),
     derived=dict(
         splits=lambda axes: axes["splits"],
         held=lambda axes: axes["held"],
         **{name: (lambda axes, name=name: axes.get(name, 0) or 1) for name in ("blocks", "levels", "v_levels")},
     ),
     cases=[
-        *(_one(format, batch=2, group=4, pages=90, table=80) for format in ROW_FORMATS),
+        *(_one(format, dim=dim, batch=2, group=4, pages=90, table=80) for dim in ONE_DIMS for format in ROW_FORMATS),
         _one("nvfp4", batch=3, heads_kv=2, group=3, page=7, table=40, left=90, k_global=True, levels=2),
         _one("mxfp8", group=8, page=64, table=17, splits=2),
         _one("mxfp8", group=5, page=64, table=16, out_bf16=True),
@@ -532,5 +532,5 @@ def attention_one(
 
 def blocks_of_one(q: DeviceArray, held: int) -> int:
     """Return how many blocks of `attention_one` a multiprocessor of the queries' device holds."""
-    unit = attention_one.entry_name({"held": held}, None)
+    unit = attention_one.entry_name({"dim": q.shape[-1], "held": held}, None)
     return q.backend.module(unit).facts(unit).min_blocks

@@ -16,7 +16,7 @@ from .attention_few import (
     FEW_QUERIES,
     MOST_NODES,
     NODE_KEYS,
-    ONE_DIM,
+    ONE_DIMS,
     ONE_ROWS,
     attention_few,
     attention_one,
@@ -521,9 +521,10 @@ def _attend_few(call: _Paged, place: Place, q: DeviceArray, options: dict, **res
 def _takes_one(call: _Paged, q: DeviceArray) -> bool:
     """Return whether `attention_one` serves a call for few queries."""
     cache = call.cache
-    fits = cache.dim == cache.dim_v == ONE_DIM and call.group <= ONE_ROWS and q.shape[3] == 1 and bf16.holds(q.dtype)
+    fits = cache.dim in ONE_DIMS and call.group <= ONE_ROWS and q.shape[3] == 1 and bf16.holds(q.dtype)
     scores_need_a_factor = not call.softcap and call.scale > 0
-    return (fits and scores_need_a_factor and call.cu_seqlens is None) and cache.format == cache.format_v
+    alike = cache.dim == cache.dim_v and cache.format == cache.format_v
+    return fits and scores_need_a_factor and alike and call.cu_seqlens is None
 
 
 def _attend_many(call: _Paged, place: Place, q: DeviceArray, options: dict, **rest) -> None:
