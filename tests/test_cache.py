@@ -580,18 +580,19 @@ def test_one_query_has_the_bits_of_the_kernel_for_few(machine, rng, format, dim,
 
 @pytest.mark.parametrize("dim", ONE_DIMS)
 @pytest.mark.parametrize("format, block", [("mxfp4", 32), ("nvfp4", 16)])
-def test_one_query_reads_scales_at_any_address(machine, rng, format, block, dim):
-    """Rows of scales that begin anywhere give the bits of aligned ones."""
+@pytest.mark.parametrize("before, behind", [(1, 0), (0, 2)])
+def test_one_query_reads_scales_at_any_address(machine, rng, format, block, dim, before, behind):
+    """Rows of scales that begin anywhere, or have unwritten bytes behind them, give the bits of aligned ones."""
     lengths = [144, 48]  # whole pages
     cache, table = filled(rng, *sequences(rng, lengths, dim=dim), lengths, spare=0, format=format)
     q = normal(rng, 2, 4 * HEADS, 1, dim)
     want = ptxrt.attention_paged(q, cache, table, lengths)
     arrays = cache.arrays
     for name in ("k_scales", "v_scales"):
-        scales = arrays[name].to_numpy()
-        wide = np.zeros((*scales.shape[:3], dim // block + 1), scales.dtype)
-        wide[..., 1:] = scales
-        arrays[name] = ptxrt.to_device(wide)[..., 1:]
+        scales, row = arrays[name], dim // block
+        wide = ptxrt.empty((*scales.shape[:3], before + row + behind), scales.dtype)[..., before : before + row]
+        wide[...] = scales
+        arrays[name] = wide
     found = ptxrt.attention_paged(q, ptxrt.KVCache.over(*arrays.values(), format=format), table, lengths)
     assert_same_bits([found], [want])
 

@@ -465,7 +465,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         const int bytes = Units::scale_step(source.format);
         const auto scales = reinterpret_cast<uintptr_t>(source.rows.scales) | source.rows.scale_strides.page |
                             source.rows.scale_strides.token;
-        return source.whole && (source.format == RowFormat::plain || scales % bytes == 0);
+        return source.whole &&
+               (source.format == RowFormat::plain || (scales % bytes == 0 && source.rows.scale_bytes >= bytes));
     };
     const bool are_present = Keys::known && is_present(k_source) && is_present(v_source);
     const auto source_of = [&](bool keys) {   // a copy: references would put both in local memory

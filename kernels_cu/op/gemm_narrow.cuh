@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-#include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/griddepcontrol.cuh"
+#include "../ptx/named_barrier.cuh"
 #include "../tile/fragment.cuh"
 #include "../tile/shared.cuh"
 #include "early.cuh"
@@ -212,7 +212,8 @@ __device__ inline void gemm_of_narrow_blocks(const OperandRows &a, const Operand
     for (int i = 0; i < stages - 1; ++i) copy(), filled = next_in_ring(filled);
     const auto await = [&] {
         ptx::cp_async_wait_group<stages - 2>();
-        ptx::bar_sync();   // all threads see the next slice and have loaded the one before
+        // All threads see the next slice and have loaded the one before. Warps that only copy wait in another place.
+        ptx::bar_sync(1, Blocks::threads);
     };
     if (warp >= slices_of_rows) {
         await();
