@@ -591,7 +591,7 @@ def test_list_groups_and_shows_every_name():
     lines = succeed("list").splitlines()
     shown = [line.split()[0] for line in lines if line.startswith("  ")]
     functions = {n for n in ptxrt.__all__ if n.islower() and callable(getattr(ptxrt, n))}
-    classes = {"QuantizedArray", "Operand", "KVCache", "DeviceArray", "Comparison", "Stream", "Event"}
+    classes = {"QuantizedArray", "Operand", "KVCache", "DeviceArray", "PageLocked", "Comparison", "Stream", "Event"}
     assert set(shown) == {*ptxrt.kernels(), *functions, *classes}
     assert {name for name in shown if shown.count(name) > 1} == {*ptxrt.kernels()} & {*ptxrt.__all__}
     titles = {"functions that `run` takes", "functions", "classes", "kernels: attention", "kernels: smoothing"}
