@@ -323,7 +323,7 @@ def kernel_coverage(kernel, counts, portable: bool) -> Coverage:
         path = units.text_path(unit.name, portable)
         text = path.read_text()
         module = parse(text, path.name)
-        executed = counts.get(text_key(path.name, text), {})
+        executed = counts.get(text_key(path.name, module.text), {})  # of the text as read, as the emulator counts it
         halves = [entry for entry in map(half_of, kernel.entries(unit)) if entry in module.functions]
         for entry in (*kernel.entries(unit), *halves):
             found.add(module, entry, executed.get(entry, {}))

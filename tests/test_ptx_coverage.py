@@ -1,8 +1,10 @@
 """What `make coverage` counts and when it fails, on two small entries."""
 
 import json
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -187,6 +189,19 @@ def test_counts_of_files_add_up(monkeypatch, tmp_path):
         (tmp_path / name / "1-1.json").write_text(json.dumps({"k.ptx 0123": {"k_f32": {"9": count}}}))
     files = [Path("tests/test_a.py"), Path("tests/test_b.py")]
     assert ptx_coverage.merged(files) == {"k.ptx 0123": {"k_f32": {9: 96}}}
+
+
+def test_counts_of_a_shipped_text_are_found(tmp_path):
+    """A launch runs places of the kernel in the text that was launched, and of no other."""
+    program = (
+        "import ptxrt\nwith ptxrt.using('emulator'):\n    kernel = ptxrt.kernels()['fill_f32']\n"
+        "    kernel(**kernel.example(kernel.cases[0]))\n"
+    )
+    environment = {**os.environ, "PTXRT_COVERAGE": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+    counts, kernel = ptx_coverage.merge(tmp_path), ptxrt.kernels()["fill_f32"]
+    native, portable = (ptx_coverage.kernel_coverage(kernel, counts, which).counted() for which in (False, True))
+    assert any(native.values()) and not any(portable.values())
 
 
 def test_what_counts_as_an_operation():
