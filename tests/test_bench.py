@@ -322,6 +322,14 @@ def test_native_machines_are_held_against_the_mma_of_each_product(install):
         )
 
 
+def test_few_rows_are_nodes_of_a_graph(cuda, monkeypatch):
+    found, gathered = [], products.Side.gathered
+    monkeypatch.setattr(products.Side, "gathered", lambda side: found.append((side, gathered(side))) or found[-1][1])
+    report(*GEMM, "--shape", "m1n64k64", "--format", "bf16")
+    ((side, launch),) = found  # of the one shape of few rows
+    assert len(launch.__self__.launches) == side.weights > 1
+
+
 def test_products_report_rates_of_mmas_and_of_weights(cuda):
     found = report(*GEMM, "--shape", "m1n64k64")
     rows, pairs = found["rows"], list(products.PRODUCTS)

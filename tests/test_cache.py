@@ -572,7 +572,11 @@ def test_one_query_has_the_bits_of_the_kernel_for_few(machine, rng, format, dim,
         ]
         one, few = (x if isinstance(x, tuple) else (x,) for x in (one, few))
         assert_same_bits(one, [np.moveaxis(x, 2, 0).reshape(y.shape) for x, y in zip(few, one)])
-    for last, options in (("attention_few", dict(softcap=2.0)), ("attention_one", {})):
+    for last, options in (
+        ("attention_few", dict(softcap=2.0)),
+        ("attention_few", dict(scale=-0.1)),
+        ("attention_one", {}),
+    ):
         with ptxrt.trace() as launched:
             ptxrt.attention_paged(q, cache, table, np.int32(lengths), **options)
         assert last in {launch.kernel for launch in launched.launches}

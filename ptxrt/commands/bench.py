@@ -170,7 +170,7 @@ def bench_attention(ctx, combinations, shapes, causal, plot, json_output, **choi
 @as_json
 @click.pass_context
 def bench_gemm(ctx, pairs, shapes, plot, json_output, **choices):
-    """Time matrix products beside the card's own rate of MMAs, of few rows beside a kernel that reads the weights."""
+    """Time matrix products beside the card's own rate of MMAs; few rows in a graph, beside a kernel that only reads."""
     from ..bench.products import (
         Shape,
         draw_products,
