@@ -101,7 +101,8 @@ ERRORS = {
 LAUNCH = ("bench", "launch", "--calls", "2", "--rounds", "3")
 PRODUCT_ROW = TIMES | {
     *("a", "b", "shape", "l2", "weights", "tflops", "mma_tflops", "share_of_mma_rate", "relative_l2"),
-    *("bytes", "gb_per_s", "read_gb_per_s", "share_of_read", "stream_milliseconds"),
+    *("bytes", "gb_per_s", "read_gb_per_s", "share_of_read", "node_read_gb_per_s", "share_of_node_read"),
+    "stream_milliseconds",
 }
 GEMM = ("bench", "gemm", "--shape", "m70n40k64", "--repeat", "2")
 # Bounds of relative L2 for products of normal values, chosen like ERRORS.
@@ -330,6 +331,23 @@ def test_few_rows_are_nodes_of_a_graph(cuda, monkeypatch):
     assert len(launch.__self__.launches) == side.weights > 1
 
 
+def test_reads_of_a_graph_are_of_different_memory(cuda, monkeypatch):
+    nodes, read, amax = [], [], products.amax
+
+    def read_nodes(nbytes, count, backend):
+        with monkeypatch.context() as inside:
+            inside.setattr(products, "amax", lambda x, **named: read.append((x.address, x.nbytes)) or amax(x, **named))
+            nodes.append((nbytes, count, of_reads(nbytes, count, backend)))
+        return nodes[-1][2]
+
+    of_reads = products.read_nodes
+    monkeypatch.setattr(products, "read_nodes", read_nodes)
+    report(*GEMM, "--shape", "m1n64k64", "--format", "mxfp4")
+    ((nbytes, count, launch),) = nodes
+    assert nbytes == 64 * (32 + 2) and count == len(launch.__self__.launches) == -(-4 * 8192 // nbytes)
+    assert len(set(read)) == count and {size for _, size in read} == {nbytes}
+
+
 def test_products_report_rates_of_mmas_and_of_weights(cuda):
     found = report(*GEMM, "--shape", "m1n64k64")
     rows, pairs = found["rows"], list(products.PRODUCTS)
@@ -354,7 +372,8 @@ def test_products_report_rates_of_mmas_and_of_weights(cuda):
         nbytes = 64 * 64 * 2 if block is None else 64 * (64 * block.bits // 8 + 64 // block.block)
         assert row["bytes"] == nbytes and row["weights"] == -(-4 * 8192 // nbytes)
         assert row["gb_per_s"] == pytest.approx(nbytes * row["weights"] / 0.25 / 1e6)
-        assert row["share_of_read"] == pytest.approx(1)
+        assert row["share_of_read"] == row["share_of_node_read"] == pytest.approx(1)
+        assert row["node_read_gb_per_s"] == pytest.approx(row["gb_per_s"])
         assert row["stream_milliseconds"] == pytest.approx(0.25 / row["weights"])
 
 

@@ -1,7 +1,8 @@
 """Matrix products: time, TFLOPS, the share of the card's measured MMA rate; for few rows bytes of weights per second.
 
-Few rows are bound by the bandwidth of the memory with the weights. They are compared with a kernel that only reads as
-many bytes. They are timed as nodes of a graph, as a model that decodes calls them, and as calls in a stream."""
+Few rows are bound by the bandwidth of the memory with the weights. They are timed as nodes of a graph, as a model that
+decodes calls them, and as calls in a stream. They are compared with kernels that only read as many bytes: one kernel
+that reads all matrices, and a kernel for each matrix, as nodes of a graph."""
 
 from __future__ import annotations
 
@@ -44,8 +45,10 @@ RATES: dict[tuple[str, str], Kernel] = {
 # The state of the L2 for few rows: it holds no weights of the next product, because those of other products were read
 # since.
 ROTATING = "rotating"
-READ = "read"
+READ, NODE_READ = "read", "node_read"
 STREAM = "stream"
+# What is timed beside few rows of each pair.
+BESIDE = STREAM, READ, NODE_READ
 # Rows and columns whose results are compared with float64.
 CHECKED = 64
 
@@ -139,10 +142,25 @@ class Side:
 
 def read_call(nbytes: int, backend: Backend) -> Callable[[], Any]:
     """Return a call that reads `nbytes` bytes and writes almost nothing."""
-    x = empty((max(nbytes // 4, 1),), np.float32, device=backend.ordinal)
-    x = fill_f32(x=x, value=1.0, count=x.size)
+    x = _read_array(nbytes, backend)
     partial = amax(x, blocks=4 * backend.attribute("MULTIPROCESSOR_COUNT"))
     return lambda: amax(x, partial=partial, blocks=partial.size)
+
+
+def read_nodes(nbytes: int, count: int, backend: Backend) -> Callable[[], Any]:
+    """Return the launch of a graph whose `count` nodes read `nbytes` bytes each, of different memory."""
+    parts = [_read_array(nbytes, backend) for _ in range(count)]
+    # Short reads are quickest with many blocks, long ones are as quick as with fewer.
+    partial = amax(parts[0], blocks=8 * backend.attribute("MULTIPROCESSOR_COUNT"))
+    with graph() as found:
+        for x in parts:
+            amax(x, partial=partial, blocks=partial.size)
+    return found.launch
+
+
+def _read_array(nbytes: int, backend: Backend) -> DeviceArray:
+    x = empty((max(nbytes // 4, 1),), np.float32, device=backend.ordinal)
+    return fill_f32(x=x, value=1.0, count=x.size)
 
 
 def product_rows(
@@ -154,11 +172,14 @@ def product_rows(
     pairs of a shape and the MMA rates are timed in turns. Up to 64 rows, a call multiplies by several matrices of
     weights, together four times the size of the L2, so that none is cached when it is read; results are those of one
     product. Such a call is a graph of the products; the products in a stream are timed beside it.
+    Two reads are timed as well: one kernel that reads the bytes of all matrices, and a graph of kernels that read those
+    of one matrix each. Neither begins before the launch ahead has ended.
     Fields: a, b, shape (by name), l2 ("warm" or "rotating"), weights (matrices), milliseconds (median), fastest,
     slowest, repeat, tflops, mma_tflops (of the rate probe, by name), share_of_mma_rate, relative_l2 (of the first 64
     rows and columns, against float64 products of the normal values); for few rows also bytes (codes and scales of the
-    weights), gb_per_s, read_gb_per_s (of a kernel that reads as many bytes), share_of_read, stream_milliseconds (median
-    in a stream). Fields that do not apply are None. ArgumentError for invalid shapes; MachineError on the emulator.
+    weights), gb_per_s, read_gb_per_s (of the kernel that reads all matrices), share_of_read, node_read_gb_per_s (of the
+    graph of reads), share_of_node_read, stream_milliseconds (median in a stream). Fields that do not apply are None.
+    ArgumentError for invalid shapes; MachineError on the emulator.
     """
     backend = gpu("bench gemm")
     clock = Clock(repeat=checked_repeat("bench gemm", repeat))
@@ -169,7 +190,7 @@ def product_rows(
     rows = []
     for shape in shapes or SHAPES:
         sizes = (shape.rows, shape.depth), (shape.cols, shape.depth)
-        check_fits("bench gemm", 8 * sum(m * n for m, n in sizes) + 2 * shape.rows * shape.cols + 2 * caches, backend)
+        check_fits("bench gemm", 8 * sum(m * n for m, n in sizes) + 2 * shape.rows * shape.cols + 3 * caches, backend)
         host = [np.random.default_rng(i).standard_normal(size, np.float32) for i, size in enumerate(sizes)]
         want = host[0][:CHECKED].astype(np.float64) @ host[1][:CHECKED].astype(np.float64).T
         for dtype, of_dtype in _by_dtype(pairs).items():
@@ -182,6 +203,10 @@ def product_rows(
             if shape.few:
                 calls |= {(STREAM, pair): side.call for pair, side in sides.items()}
                 calls |= {(READ, pair): read_call(side.bytes, backend) for pair, side in sides.items()}
+                calls |= {
+                    (NODE_READ, pair): read_nodes(side.bytes // side.weights, side.weights, backend)
+                    for pair, side in sides.items()
+                }
             times = clock.times(calls, WARM)
             for pair, side in sides.items():
                 fields = {
@@ -196,7 +221,7 @@ def product_rows(
                         **{"weights": side.weights, **fields, "tflops": tflops},
                         **{"mma_tflops": {probes[pair].name: rate}, "share_of_mma_rate": tflops / rate},
                         "relative_l2": compare(side.out.to_numpy()[:CHECKED, :CHECKED], want).relative_l2,
-                        **_bytes_of(side, *(times.get(name) for name in (pair, (STREAM, pair), (READ, pair)))),
+                        **_bytes_of(side, *(times.get(x) for x in (pair, *((kind, pair) for kind in BESIDE)))),
                     }
                 )
     order = {pair: i for i, pair in enumerate(pairs)}
@@ -212,16 +237,18 @@ def _by_dtype(pairs: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str
     return found
 
 
-def _bytes_of(side: Side, times, stream, read) -> dict[str, Any]:
-    """Return the fields of few rows: bytes of weights per second, those of a kernel that only reads, and the time in a
+_BYTES = ("bytes", "gb_per_s", "read_gb_per_s", "share_of_read", "node_read_gb_per_s", "share_of_node_read")
+
+
+def _bytes_of(side: Side, times, stream, read, node_read) -> dict[str, Any]:
+    """Return the fields of few rows: bytes of weights per second, those of kernels that only read, and the time in a
     stream; None for all otherwise.
     """
     if read is None:
-        return dict.fromkeys(("bytes", "gb_per_s", "read_gb_per_s", "share_of_read", "stream_milliseconds"))
-    rate, of_read = (side.bytes / x.median / 1e6 for x in (times, read))
-    each = {"bytes": side.bytes // side.weights, "gb_per_s": rate}
-    each |= {"read_gb_per_s": of_read, "share_of_read": rate / of_read}
-    return {**each, "stream_milliseconds": stream.median / side.weights}
+        return dict.fromkeys((*_BYTES, "stream_milliseconds"))
+    rate, of_read, of_nodes = (side.bytes / x.median / 1e6 for x in (times, read, node_read))
+    figures = (side.bytes // side.weights, rate, of_read, rate / of_read, of_nodes, rate / of_nodes)
+    return {**dict(zip(_BYTES, figures)), "stream_milliseconds": stream.median / side.weights}
 
 
 def product_report(**choices) -> dict[str, Any]:
@@ -232,7 +259,7 @@ def product_report(**choices) -> dict[str, Any]:
 
 _TABLE_FIGURES = {
     **{"tflops": ".1f", "share_of_mma_rate": ".1%", "gb_per_s": ".0f", "share_of_read": ".1%"},
-    **{"stream_milliseconds": ".4f", "relative_l2": ".2e"},
+    **{"share_of_node_read": ".1%", "stream_milliseconds": ".4f", "relative_l2": ".2e"},
 }
 
 
@@ -244,7 +271,7 @@ def product_table(report: dict[str, Any]) -> Iterator[str]:
     yield f"medians of {rows[0]['repeat']}, {turns}; weights of up to {FEW_ROWS} rows come from memory"
     yield f'products of up to {FEW_ROWS} rows are nodes of a graph; "ms in a stream" is of calls in a stream'
     head = ["a+b", "shape", "L2", "weights", "ms", "fastest..slowest", "TFLOPS", "of MMA rate", "GB/s", "of a read"]
-    head += ["ms in a stream", "relative L2", "MMA TFLOPS"]
+    head += ["of read nodes", "ms in a stream", "relative L2", "MMA TFLOPS"]
     body = [
         [
             *(_pair(row), str(Shape(**row["shape"])), row["l2"], str(row["weights"]), f"{row['milliseconds']:.4f}"),
