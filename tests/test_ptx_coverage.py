@@ -1,5 +1,6 @@
 """What `make coverage` counts and when it fails, on two small entries."""
 
+import gc
 import json
 import os
 import re
@@ -8,13 +9,26 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import ptx_coverage
 import ptxrt
 from ptx_coverage import EXPLAINED, ROOT, Coverage, Explained, Place
+from ptxrt.emulator import check
 from ptxrt.ptx.parse import parse
 
+STORE = """.version 9.0
+.target sm_90
+.address_size 64
+.visible .entry store(.param .u64 .ptr .global .align 4 y)
+{
+    .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [y];
+    st.global.u32 [%rd1], 7;
+    ret;
+}
+"""
 # The ex2 wrapper is inlined at two lines of a function of op/, which also has a line of integer operations alone. Line
 # 19 of the text copies line 11.
 TEXT = """.version 9.0
@@ -202,6 +216,34 @@ def test_counts_of_a_shipped_text_are_found(tmp_path):
     counts, kernel = ptx_coverage.merge(tmp_path), ptxrt.kernels()["fill_f32"]
     native, portable = (ptx_coverage.kernel_coverage(kernel, counts, which).counted() for which in (False, True))
     assert any(native.values()) and not any(portable.values())
+
+
+def test_counts_of_a_text_that_is_loaded_again_add_up(monkeypatch, tmp_path):
+    """The counts of loads that are gone are kept as one; they are written once."""
+    counting, program = check.Coverage(tmp_path / "counts"), tmp_path / "store.ptx"
+    monkeypatch.setattr(check, "_collector", counting)
+    program.write_text(STORE)
+    y = np.zeros(1, np.int32)
+
+    def run():
+        loaded = ptxrt.load(program)
+        loaded["store"](1, 32, y)
+        return loaded
+
+    with ptxrt.using("emulator"):
+        for _ in range(5):
+            run()
+            gc.collect()
+        assert len(counting._live) <= 1
+        kept = run()
+    ((key, entry, _, counts),) = counting.entries
+    assert (key.split()[0], entry, set(counts)) == ("store.ptx", "store", {6 * 32})
+    counting.write()
+    del kept
+    gc.collect()
+    counting.write()
+    (file,) = (tmp_path / "counts").glob("*.json")
+    assert set(json.loads(file.read_text())[key]["store"].values()) == {6 * 32}
 
 
 def test_what_counts_as_an_operation():

@@ -144,7 +144,7 @@ class LoadedModule:
             code = self._codes[entry] = self._translation(entry)
             self.counts[entry] = [0] * len(code.blocks)
             if collector() is not None:
-                collector().add(text_key(self.name, self.module.text), entry, code, self.counts[entry])
+                collector().add(text_key(self.name, self.module.text), entry, code, self.counts[entry], self)
         return code
 
     def _translation(self, entry: str) -> "Code":

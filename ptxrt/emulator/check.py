@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import itertools
 import json
 import os
 import sys
 import uuid
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -42,28 +44,59 @@ def line_counts(code, counts: list[int]) -> Lines:
 
 
 class Coverage:
-    """Counts of all entries that this process launches, written to a directory at exit."""
+    """Counts of all entries that this process launches, written to a directory at exit.
+
+    A text that is loaded again has the same blocks. Its counts are added to those of modules that are gone, so that
+    they do not grow with the number of loads.
+    """
 
     def __init__(self, directory: Path):
         self.directory = directory
-        self.entries: list[tuple[str, str, object, list[int]]] = []
+        self._codes: dict[tuple[str, str], object] = {}  # key of a text and entry -> a translation
+        self._ended: dict[tuple[str, str], list[int]] = {}  # counts of modules that are gone
+        self._live: dict[int, tuple[tuple[str, str], list[int]]] = {}
+        self._numbers = itertools.count()
         atexit.register(self.write)
 
-    def add(self, module: str, entry: str, code, counts: list[int]) -> None:
-        """Register an entry of the text that `text_key` names; its list of counts is read at exit."""
-        self.entries.append((module, entry, code, counts))
+    def add(self, module: str, entry: str, code, counts: list[int], owner) -> None:
+        """Register an entry of the text that `text_key` names; its list of counts is read when `owner`, the loaded
+        module, is gone, or at exit."""
+        number = next(self._numbers)
+        self._codes.setdefault((module, entry), code)
+        self._live[number] = (module, entry), counts
+        weakref.finalize(owner, self._end, number).atexit = False
+
+    def _end(self, number: int) -> None:
+        """Keep the counts of a module that is gone, unless they are written."""
+        if number in self._live:
+            key, counts = self._live.pop(number)
+            self._ended[key] = _sums(self._ended.get(key), counts)
+
+    @property
+    def entries(self) -> list[tuple[str, str, object, list[int]]]:
+        """Key of the text, entry, a translation and the sum of its counts, for each entry of each text."""
+        total = dict(self._ended)
+        for key, counts in list(self._live.values()):
+            total[key] = _sums(total.get(key), counts)
+        return [(*key, self._codes[key], counts) for key, counts in total.items()]
 
     def write(self) -> None:
         """Write one file: {key of a text: {entry: {line: count}}}."""
-        if not self.entries:
+        entries = self.entries
+        if not entries:
             return
         total: Counts = {}
-        for module, entry, code, counts in self.entries:
+        for module, entry, code, counts in entries:
             add_counts(total, module, entry, line_counts(code, counts))
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.json"
         path.write_text(json.dumps(total))
-        self.entries.clear()
+        for known in (self._codes, self._ended, self._live):
+            known.clear()
+
+
+def _sums(before: list[int] | None, counts: list[int]) -> list[int]:
+    return list(counts) if before is None else [a + b for a, b in zip(before, counts, strict=True)]
 
 
 def text_key(name: str, text: str) -> str:
