@@ -1,6 +1,7 @@
 """NaN and infinities in any place with any option, and values of any magnitude, in every pair of formats, against
 float64."""
 
+from dataclasses import replace
 from itertools import product
 
 import ml_dtypes
@@ -14,6 +15,7 @@ from ptxrt.blocks import BLOCK_FORMATS
 from ptxrt.launch import LARGEST_SIZE, _integer_bytes
 from ptxrt.ops.attention import exact_attention
 from ptxrt.ops.attention_kernels import OPEN
+from ptxrt.tiles import tile_layout
 from tests.fuzz import exact
 
 BF16 = ml_dtypes.bfloat16
@@ -204,6 +206,42 @@ def test_values_of_any_magnitude_in_bf16(machine, rng, qk, option, keys):
         usual_error = errors_by_column(usual, exact_attention(*held(q, k, ordinary, qk, "bf16"), **options)[0])
         assert (error <= 1.05 * usual_error + 1e-6).all()
         assert not got[..., -1].astype(np.float32).any()
+
+
+OUTPUTS = {"outputs": ("out_bf16", "out_f16", "out_f32", "lse"), "parts": ("partial", "row_max", "row_sum")}
+
+
+@pytest.mark.parametrize("text", ["native", "portable"])
+@pytest.mark.parametrize("asked", OUTPUTS)
+@pytest.mark.parametrize("qk", ["mxfp8", "mxfp4", "nvfp4", "in_kernel"])
+def test_kernels_compute_small_sums_again(rng, text, asked, qk):
+    """Of V in bf16 with columns from 2^-112 on, for each output; in the portable text, which loops over the columns of
+    wide heads, with such a head too."""
+    name = "attention_mxfp4_bf16_in_kernel" if qk == "in_kernel" else f"attention_{qk}_bf16"
+    kernel = ptxrt.kernels()[name]
+    for dim in (kernel.cases[0].axes["dim"], *([256] if text == "portable" else [])):
+        case = next(case for case in kernel.cases if case.axes["dim"] == case.axes["dim_v"] == dim)
+        case = replace(case, axes={**case.axes, "queries": 9})
+        call = {key: value for key, value in kernel.example(case).items() if value is not True}
+        call.pop("query_blocks", None)  # follows from the queries
+        call |= dict.fromkeys(OUTPUTS[asked], True) | dict(sinks=normal(rng, 1, 1))
+        v = with_magnitudes(rng, case.axes["keys"], dim, -112, 10)
+        if qk == "in_kernel":
+            call |= {x: call[x].astype(np.float32 if asked == "parts" else BF16) for x in "qk"}
+            call["v"] = v.astype(call["k"].dtype)
+        else:
+            call["v_tiles"] = tile_layout("bf16", "v", dim).encode(v)
+        want = kernel.reference(**call)
+        with ptxrt.using("emulator", ptx=text):
+            results = dict(zip(want, kernel(**call)))
+        for output, got in results.items():
+            got, exact = (np.asarray(x, np.float64) for x in (got, want[output]))
+            if output.startswith("out") or output == "partial":
+                error, size = (np.linalg.norm(x.reshape(-1, dim), axis=0) for x in (got - exact, exact))
+            else:
+                error, size = np.abs(got - exact), np.abs(exact)
+            lost = 0.0 if output in ("out_f32", "out_bf16", "partial") else 0.01  # in f16, and near 0
+            assert (error <= 0.01 * size + lost).all(), output
 
 
 # Format of V -> powers of two that multiply all of V. Block formats sum V times weights of up to 2^8 or 2^11 before

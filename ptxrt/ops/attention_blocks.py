@@ -241,6 +241,20 @@ def _cases(qk: str, pv: str) -> list[dict]:
         ),
         case(queries=1, keys=1, out_bf16=True, lse=True),
         case(queries=1, keys=400, out_bf16=True),  # all stages are refilled
+        # Tiles without masks, each in the loop that its unit has for them. A row alone also has tiles in which no
+        # maximum grows.
+        case(dims=(192, 192), queries=1, keys=330, out_f16=True, q_global=True, k_global=True, v_global=True),
+        *(
+            case(dims=pair, queries=queries, keys=330, out_bf16=True)
+            for pair, queries in (((128, 128), 5), ((192, 128), 1), ((192, 192), 70))
+            if qk == pv != "mxfp8"
+        ),
+        *(
+            case(dims=pair, queries=queries, keys=330, out_bf16=True, mean_scores=True)
+            for pair in (((128, 128), (256, 256)) if qk == "mxfp8" else ((192, 192),))
+            for queries in (1, 5)
+            if qk == pv != "mxfp4"
+        ),
     ]
 
 

@@ -175,6 +175,15 @@ _QUANTIZED = [
         ending_case(
             3, 8256, "nvfp4", 1, eps=0.0, out_global=True, weight_bf16=True, residual=True, total=True, format="f16"
         ),
+        # Rows that two warps and more hold in registers, in each form; an eps at which values are small and roots are
+        # those of numbers beyond 2^60.
+        *(
+            ending_case(2, cols, name, eps=2.0**124, centered=centered, format="bf16")
+            for cols in (2080, 4128)
+            for name in ENDINGS
+            for centered in (0, 1)
+        ),
+        *(ending_case(3, 64, "nvfp4", rule=rule, eps=2.0**124, residual=True, format="bf16") for rule in (0, 1)),
     ],
     tolerance=OUTPUTS,
     draw=dict(
@@ -256,6 +265,8 @@ def norm_rows(
             for name, rows, cols, swizzled, rule in _QUANTIZED
         ),
         ending_case(3, 64, "nvfp4", out_global=True, activation=1),
+        # Threads that have several shares in turn: rows with and without whole chunks.
+        *(ending_case(70, cols, out_f32=True, activation=1, blocks=1, format="bf16") for cols in (40, 61)),
     ],
     tolerance=OUTPUTS,
     draw=dict(x=small_values, out_global=example_levels),
@@ -302,6 +313,8 @@ def activate_rows(
             for name, rows, cols, swizzled, rule in _QUANTIZED
         ),
         ending_case(3, 64, "nvfp4", out_global=True, gate_alpha=64.0, rounds=1),
+        # Threads that have several shares in turn: rows with and without whole chunks.
+        *(ending_case(70, cols, out_f32=True, blocks=1, format="bf16") for cols in (40, 61)),
     ],
     tolerance=OUTPUTS,
     draw=dict(x=small_values, out_global=example_levels),

@@ -25,6 +25,11 @@ def _example_ids(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
         ending_case(70, 96, "mxfp8", 1, entries=9),
         ending_case(5, 40, "mxfp4", entries=9, rule=3),
         ending_case(130, 48, "nvfp4", 1, entries=30, out_global=True),
+        # Threads that have several shares in turn: rows with and without whole chunks, and whole rows.
+        *(
+            ending_case(rows, cols, out_f32=True, entries=30, blocks=1, format="bf16")
+            for rows, cols in ((70, 40), (70, 61), (130, 32))
+        ),
     ],
     draw=dict(ids=_example_ids, out_global=example_levels),
 )
