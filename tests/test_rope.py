@@ -141,6 +141,15 @@ def test_every_form(text_machine, dtype, inverse):
     wide = np.pad(x, ((0, 0), (0, 0), (3, 2)))
     got = ptxrt.rope(wide[..., 3:67], table, positions, inverse=inverse, out_dtype=np.float32)
     np.testing.assert_array_equal(got, plain)
+    got = ptxrt.rope(ptxrt.to_device(wide)[..., 3:67], table, positions, inverse=inverse, out_dtype=np.float32)
+    np.testing.assert_array_equal(got.to_numpy(), plain)
+    if dtype != np.float16:  # of values below 2^-60 nvfp4 computes a sixth in other steps
+        small = x * dtype(2.0**-70)
+        got = ptxrt.rope(small, table, positions, format="nvfp4", global_scale=2.0**-70)
+        want = ptxrt.rope(small, table, positions, out_dtype=np.float32)
+        want = ptxrt.quantize(want, "nvfp4", global_scale=2.0**-70)
+        np.testing.assert_array_equal(got.codes, want.codes)
+        np.testing.assert_array_equal(got.scales, want.scales)
 
 
 def test_any_strides(text_machine):

@@ -94,6 +94,15 @@ def _case(holds: str, dim: int, width: int, ending: str | None = None, **rest) -
         _case("nvfp4", 64, 32, "nvfp4", dim_v=160, pairs=1, out_global=True, k_global=True, claims=True, format="f32"),
         _case("nvfp4", 256, 256, heads=140, k_weight=True, claims=True, format="bf16"),
         _case("bf16", 64, 64, heads=140, q_weight=True, k_weight=True, claims=True, format="bf16"),
+        # Rows of several warps: rotated whole, and in part.
+        *(
+            _case(holds, dim, width, ending, tokens=2, heads=1, heads_kv=1, q_weight=True, k_weight=True, **rest)
+            for holds, dim, width, ending, rest in (
+                ("bf16", 2048, 2048, None, dict(format="bf16", k_mean=True)),
+                ("f16", 1056, 64, "nvfp4", dict(format="f16", out_global=True)),
+                ("f16", 1056, 64, None, dict(format="f32")),
+            )
+        ),
     ],
     draw=dict(
         **{name: _powers for name in "qkv"},

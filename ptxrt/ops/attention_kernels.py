@@ -340,8 +340,9 @@ def _store(values: np.ndarray, *buffers) -> None:
 
 
 def _maxima(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of maxima: integers, and -inf for segments without keys."""
-    return np.where(rng.random(shape) < 0.1, -np.inf, rng.integers(-20, 20, shape)).astype(np.float32)
+    """Examples of maxima: integers, of seven segments also halves, and -inf for segments without keys."""
+    whole = np.where(rng.random(shape) < 0.1, -np.inf, rng.integers(-20, 20, shape)).astype(np.float32)
+    return whole if axes["splits"] != 7 else whole + rng.choice(np.float32([0, 0.5]), shape)
 
 
 def _positive_sums(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
@@ -456,6 +457,13 @@ _ROUNDED_MERGE = Tolerance("the result is rounded", relative_l2=3e-3)
                 (45, dict(v_global=True, out_bf16=True, lse=True)),
             )
         ),
+        # Columns four at a time and one by one: maxima that are not whole, units of e in a team, many segments.
+        *(
+            dict(splits=splits, batch=1, heads=1, queries=3, width=width, dim_v=width, row_sum=True, out_f32=True, **e)
+            for width in (8, 5)
+            for splits, e in ((7, {}), (9, dict(natural=1)))
+        ),
+        dict(splits=150, batch=1, heads=1, queries=2, width=5, dim_v=5, row_sum=True, out_f32=True),
     ],
     tolerance=dict(
         out_bf16=_ROUNDED_MERGE,
