@@ -213,21 +213,22 @@ OUTPUTS = {"outputs": ("out_bf16", "out_f16", "out_f32", "lse"), "parts": ("part
 
 @pytest.mark.parametrize("text", ["native", "portable"])
 @pytest.mark.parametrize("asked", OUTPUTS)
-@pytest.mark.parametrize("qk", ["mxfp8", "mxfp4", "nvfp4", "in_kernel"])
+@pytest.mark.parametrize("qk", ["bf16", "mxfp8", "mxfp4", "nvfp4", "in_kernel"])
 def test_kernels_compute_small_sums_again(rng, text, asked, qk):
     """Of V in bf16 with columns from 2^-112 on, for each output; in the portable text, which loops over the columns of
     wide heads, with such a head too."""
-    name = "attention_mxfp4_bf16_in_kernel" if qk == "in_kernel" else f"attention_{qk}_bf16"
+    names = {"bf16": "attention_bf16", "in_kernel": "attention_mxfp4_bf16_in_kernel"}
+    name = names.get(qk, f"attention_{qk}_bf16")
     kernel = ptxrt.kernels()[name]
-    for dim in (kernel.cases[0].axes["dim"], *([256] if text == "portable" else [])):
+    for dim in (kernel.cases[0].axes["dim"], *([256] if text == "portable" and qk != "bf16" else [])):
         case = next(case for case in kernel.cases if case.axes["dim"] == case.axes["dim_v"] == dim)
         case = replace(case, axes={**case.axes, "queries": 9})
         call = {key: value for key, value in kernel.example(case).items() if value is not True}
         call.pop("query_blocks", None)  # follows from the queries
         call |= dict.fromkeys(OUTPUTS[asked], True) | dict(sinks=normal(rng, 1, 1))
         v = with_magnitudes(rng, case.axes["keys"], dim, -112, 10)
-        if qk == "in_kernel":
-            call |= {x: call[x].astype(np.float32 if asked == "parts" else BF16) for x in "qk"}
+        if qk in names:
+            call |= {x: call[x].astype(np.float32 if (qk, asked) == ("in_kernel", "parts") else BF16) for x in "qk"}
             call["v"] = v.astype(call["k"].dtype)
         else:
             call["v_tiles"] = tile_layout("bf16", "v", dim).encode(v)

@@ -285,6 +285,12 @@ ROW_SUMS = Tolerance("float32 scores and sums, exponents in steps of 2^-17, appr
             lse=True,
             format="bf16",
         ),
+        # all stages are refilled, in half blocks and in whole ones
+        *(
+            _case(heads_kv=heads, queries=queries, keys=400, out_bf16=True, format="f16")
+            for heads, queries in ((1, 5), (2, 65))
+        ),
+        _case(heads_kv=2, queries=65, keys=40, **PARTIAL, format="f16"),  # less than a tile
     ],
     tolerance=dict(
         out_bf16=_BF16_OUTPUT, out_f16=_OUTPUT, out_f32=_OUTPUT, partial=_OUTPUT, lse=SUMS, row_sum=ROW_SUMS
@@ -618,6 +624,7 @@ IN_KERNEL_DIMS = ((64, 64), (128, 128), (256, 256))
         _case(dim=64, heads_kv=2, group=4, queries=3, keys=330, splits=3, sinks=True, **PARTIAL, format="f16"),
         _case(dim=64, batch=8, heads_kv=2, queries=1, keys=40, out_bf16=True, lse=True, format="f32"),
         _case(dim=64, queries=1, keys=400, out_bf16=True, format="bf16"),  # all stages are refilled
+        _case(dim=20, dim_v=24, queries=5, keys=20, out_f32=True, format="bf16"),  # rows without whole chunks
     ],
     tolerance=dict(
         out_bf16=_BF16_OUTPUT, out_f16=_OUTPUT, out_f32=_OUTPUT, partial=_OUTPUT, lse=SUMS, row_sum=ROW_SUMS

@@ -51,6 +51,7 @@ def _values(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
         *(_case(name, 70, 160, way=way, rule=rule) for name in ENDINGS for way, rule in zip(range(3), (1, 0, 1))),
         *(_case(name, 130, 144, 1, way=way, rule=rule) for name in ENDINGS for way, rule in zip(range(3), (0, 1, 0))),
         *(_case(name, 17, 32, way=way, rule=rule) for name in ENDINGS[:2] for way, rule in ((1, 2), (2, 3))),
+        dict(rows=3, cols=61, out_f32=True, way=0, code_bytes=1, scale_bytes=1),
     ],
     draw=dict(x=_values),
 )

@@ -521,6 +521,7 @@ gemm_bf16 = _declare(
         ),
         *group_cases(64),
         *(dict(x, format="bf16") for x in group_cases(128)),
+        case(16, 40, 72, tile=64, order=True, out_bf16=True) | dict(tokens=25),  # narrow blocks of gathered rows
     ],
     draw=dict(a=_values, b=_values),
 )
