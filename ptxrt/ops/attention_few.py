@@ -293,6 +293,18 @@ _PACKED = dict(query_starts=True, query_ends=True)
         _dense("mxfp4", "mxfp8", group=2, dim=200, keys=200, tiles=256, format="bf16"),
         _dense("nvfp4", "plain", group=2, dim=64, keys=200, tiles=64, left=70, format="bf16"),
         _dense("mxfp8", dim=96, keys=100, tiles=96, queries=3, format="bf16"),
+        # eight rows and sixteen of each format, ends amid a unit; sixteen of wide heads, with a cap; in tiles
+        *(_case("mxfp4", batch=3, dim=dim, group=8, table=9, format="bf16") for dim, _ in FEW_DIMS),
+        _case("mxfp4", dim=128, group=4, queries=4, table=9, format="bf16"),
+        _case("plain", "nvfp4", group=4, queries=4, table=9, format="f16"),
+        *(
+            _case(format, dim=256, group=4, queries=4, table=9, softcap=2.0, format=kind)
+            for format, kind in (("mxfp4", "bf16"), ("nvfp4", "bf16"), ("nvfp4", "f16"))
+        ),
+        *(
+            _dense(format, dim=256, group=4, queries=4, keys=150, tiles=256, format=kind)
+            for format, kind in (("mxfp8", "bf16"), ("nvfp4", "f16"))
+        ),
     ],
     tolerance=dict(
         partial=_PARTIAL,

@@ -308,8 +308,7 @@ def probe_mma_mxf8f6f4(
 @kernel(
     grid="elements_a",
     fixed=dict(elements_a=512),
-    cases=[dict(format_a=a, format_b=b) for a, b in _PAIRS]
-    + [dict(format_a=each, format_b=each, in_f16=1) for each in range(len(CONTAINERS))],
+    cases=[dict(format_a=a, format_b=b, **accumulator) for accumulator in ({}, dict(in_f16=1)) for a, b in _PAIRS],
 )
 def probe_mma_f8f6f4(
     meets: Out[i32, "elements_a 32 4"],
