@@ -245,15 +245,12 @@ def _cases(qk: str, pv: str) -> list[dict]:
         # maximum grows.
         case(dims=(192, 192), queries=1, keys=330, out_f16=True, q_global=True, k_global=True, v_global=True),
         *(
-            case(dims=pair, queries=queries, keys=330, out_bf16=True)
-            for pair, queries in (((128, 128), 5), ((192, 128), 1), ((192, 192), 70))
-            if qk == pv != "mxfp8"
-        ),
-        *(
-            case(dims=pair, queries=queries, keys=330, out_bf16=True, mean_scores=True)
-            for pair in (((128, 128), (256, 256)) if qk == "mxfp8" else ((192, 192),))
-            for queries in (1, 5)
-            if qk == pv != "mxfp4"
+            case(dims=pair, queries=queries, keys=330, out_bf16=True, mean_scores=smooth)
+            for pair, queries, smooth in {
+                ("mxfp8", "mxfp8"): (((128, 128), 5, True), *(((256, 256), queries, True) for queries in (1, 5))),
+                ("mxfp4", "mxfp4"): (((128, 128), 5, False), ((192, 192), 70, False)),
+                ("nvfp4", "nvfp4"): (((192, 128), 1, False), ((192, 192), 70, False), ((192, 192), 5, True)),
+            }.get((qk, pv), ())
         ),
     ]
 

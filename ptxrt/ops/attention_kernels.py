@@ -625,6 +625,7 @@ IN_KERNEL_DIMS = ((64, 64), (128, 128), (256, 256))
         _case(dim=64, batch=8, heads_kv=2, queries=1, keys=40, out_bf16=True, lse=True, format="f32"),
         _case(dim=64, queries=1, keys=400, out_bf16=True, format="bf16"),  # all stages are refilled
         _case(dim=20, dim_v=24, queries=5, keys=20, out_f32=True, format="bf16"),  # rows without whole chunks
+        _case(dim=256, queries=5, keys=20, out_f16=True, out_f32=True, format="f16"),
     ],
     tolerance=dict(
         out_bf16=_BF16_OUTPUT, out_f16=_OUTPUT, out_f32=_OUTPUT, partial=_OUTPUT, lse=SUMS, row_sum=ROW_SUMS
