@@ -93,7 +93,7 @@ EXPLAINED = [
     Explained(
         "gemm_*",
         "portable",
-        "if (i < here) target[i] = Element( < store_share(reinterpret_cast<float *>(target), 16, values)",
+        "target[i] = Element(values[i / 8][i % 8]) < store_share(reinterpret_cast<float *>(target), 16, values)",
         "Rows that are stored in chunks are aligned to 16 bytes. store_share() asks for that again.",
     ),
     Explained(

@@ -479,6 +479,13 @@ def few_cases(one) -> list[dict]:
         one(40, 64, 64, **groups, order=True, tokens=25, out_f16=True, alpha=2.0**-13),
         one(20, 40, 64, **groups, order=True, tokens=25, out_f32=True, swizzled=1),
         one(90, 40, 64, groups=70, starts=71, group_starts=True, out_f32=True),
+        # up to eight rows, up to sixteen and more: biases and residuals of each type, scales at any address
+        *(
+            one(rows, 40, 160, out_f32=True, **{f"bias_{bias}": True, f"residual_{residual}": True})
+            for rows in (5, 12, 20)
+            for bias, residual in (("f32", "f16"), ("f16", "f32"))
+        ),
+        one(5, 40, 160, ending="mxfp8", swizzled=1),
     ]
 
 
