@@ -106,11 +106,13 @@ struct FewSource {
 // the instructions of a tile together. Caches of instructions hold it, and it takes few registers.
 struct AnyKeys {
     static constexpr bool known = false, narrow = false;   // narrow: whether values have less than 16 bits
+    static constexpr bool may_be(RowFormat) { return true; }
 };
 template <class Element, RowFormat format_>
 struct KnownKeys {
     static constexpr RowFormat format = format_;
     static constexpr bool known = true, narrow = format != RowFormat::plain;
+    static constexpr bool may_be(RowFormat other) { return format == other; }
     using Format = std::conditional_t<
         format == RowFormat::plain, tile::CachedPlain,
         std::conditional_t<format == RowFormat::nvfp4, tile::CachedNvfp4<Element>,
@@ -127,9 +129,11 @@ struct FewTiling {
     using Units = tile::CachedUnits<Element, dim_>;
     static constexpr int dim = dim_, rows = rows_, octets = rows / 8;   // of rows: 1 or 2
     static constexpr int warps = node_chunks, threads = 32 * warps;
+    static constexpr bool exchanges_all =
+        dim <= 128 && tile::few_blocks<Keys::narrow> == 4 && !Keys::may_be(RowFormat::mxfp8);
     static constexpr int keys = tile::tile_keys, units = keys / tile::cached_rows;   // of a tile
-    static constexpr int exchanged =
-        (dim <= 128 ? 64 : 128) / octets;   // columns of a node that warps exchange at once
+    // The columns of a node that warps exchange at once: all if there is room.
+    static constexpr int exchanged = exchanges_all ? dim : (dim <= 128 ? 64 : 128) / octets;
     static constexpr int blocks = dim > 128 ? 1 : tile::few_blocks<Keys::narrow>;   // of a multiprocessor
     using Node = tile::WarpNode<exchanged, octets>;
     using State = tile::WarpNode<dim, octets>;
@@ -137,9 +141,12 @@ struct FewTiling {
     static constexpr bool keeps_q = dim <= 64;   // in registers; else in shared memory
     // Eight rows are B of the first product, and its sums are turned where a node is; 16 rows are A.
     static constexpr bool turns_scores = octets == 1;
+    // Whether the copy into the place of the last keys of a tile begins before their scores become weights.
+    static constexpr bool weights_late = Keys::known;
     using Query = std::conditional_t<turns_scores, tile::FragmentB, tile::FragmentA>;
     // For keys in CachedMxfp8Half, Q is there in f16, too.
-    static constexpr bool has_halves = tile::is_bf16<Element> && dim == 128 && turns_scores;
+    static constexpr bool has_halves =
+        tile::is_bf16<Element> && dim == 128 && turns_scores && Keys::may_be(RowFormat::mxfp8);
     // Whether the scores of a tile are in registers; else where a node is. A local variable of a thread would wait for
     // all copies.
     static constexpr bool keeps_scores = dim <= 128 || turns_scores;
@@ -148,7 +155,7 @@ struct FewTiling {
     // Shared memory of a warp: first room for an expanded unit of columns or for a node, then the ring.
     static constexpr int unit_bytes = sizeof(typename Units::Columns);
     static constexpr int expanded_bytes = unit_bytes > int(sizeof(Node)) ? unit_bytes : int(sizeof(Node));
-    static constexpr int arena_bytes = tile::few_arena_bytes<dim, blocks>;
+    static constexpr int arena_bytes = tile::few_arena_bytes<dim, blocks, has_halves>;
 
     // The units of rows that a warp copies, waits for and multiplies at once: as many as leave three such batches in
     // the ring, or two in a large one. O of larger heads leaves registers for one unit alone.
@@ -159,6 +166,12 @@ struct FewTiling {
                                  : 4 * Units::template row_bytes<Format>() <= batch_bytes ? 4
                                  : 2 * Units::template row_bytes<Format>() <= batch_bytes ? 2
                                                                                           : 1;
+    // Whether a batch of known keys or values is that of a tile.
+    template <class Known>
+    static constexpr bool takes_tiles = [] {
+        if constexpr (Known::known) return batch<typename Known::Format> == units;
+        else return false;
+    }();
     struct alignas(128) Arena {
         char bytes[arena_bytes];
     };
@@ -219,35 +232,34 @@ template <int units>
 struct UnitCursor {
     static constexpr int chunk_tiles = chunk_keys / (units * tile::cached_rows);
     static_assert(chunk_tiles == node_chunks, "each warp gets a tile of a shared chunk");
+    static constexpr int of_tile = 2 * units;               // units
     int node, end_node, step, first_tile, end_tile, warp;   // step: from node to node
     bool shares;
-    int tile, tiles_end, part;   // tile; end of the warp's tiles of the node; unit of the tile
+    unsigned at, end;   // units of all tiles before this one; the end of the warp's units of the node
 
     __device__ UnitCursor(int first_node, int end_node, int step, int first_tile, int end_tile, int warp, bool shares)
         : node(first_node - step), end_node(end_node), step(step), first_tile(first_tile), end_tile(end_tile),
-          warp(warp), shares(shares), part(0) {
+          warp(warp), shares(shares) {
         next_node();
         settle();
     }
     __device__ void next_node() {
         node += step;
         const int first = node * node_chunks * chunk_tiles + (shares ? 1 : chunk_tiles) * warp;
-        tile = max(first, first_tile);
-        tiles_end = min(first + (shares ? 1 : chunk_tiles), end_tile);
+        at = of_tile * max(first, first_tile);
+        end = of_tile * min(first + (shares ? 1 : chunk_tiles), end_tile);
     }
     // Moves on to the next node in which this warp has a tile, unless it is at a tile.
     __device__ void settle() {
-        while (tile >= tiles_end && node < end_node) next_node();
+        while (at >= end && node < end_node) next_node();
     }
     __device__ bool there() const { return node < end_node; }
-    __device__ void next_tile() {
-        part = 0;
-        ++tile;
-        settle();
-    }
+    __device__ int tile() const { return at / of_tile; }
+    __device__ int part() const { return at % of_tile; }   // unit of the tile
+    __device__ bool has_keys() const { return (at & units) == 0; }
     __device__ void advance(int by) {
-        part += by;
-        if (part == 2 * units) next_tile();
+        at += by;
+        settle();
     }
 };
 
@@ -460,49 +472,78 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     };
     const FewSource k_source = made_source(cached.k, k_rows, ring.k_batch, k_packed, false),
                     v_source = made_source(cached.v, v_rows, ring.v_batch, v_packed, cached.v.has_columns());
-    // Whether no row of known keys and values lacks anything.
-    const auto is_present = [&](const FewSource &source) {
-        const int bytes = Units::scale_step(source.format);
-        const auto scales = reinterpret_cast<uintptr_t>(source.rows.scales) | source.rows.scale_strides.page |
-                            source.rows.scale_strides.token;
-        return source.whole &&
-               (source.format == RowFormat::plain || (scales % bytes == 0 && source.rows.scale_bytes >= bytes));
+    // Whether rows of a unit follow one another and lack nothing.
+    const auto has_runs = [&](const FewSource &source) {
+        const PagedRows &rows = source.rows;
+        const auto misplaced = [](const void *first, const PageStrides &strides) {
+            return ((reinterpret_cast<uintptr_t>(first) | strides.page) & 15) != 0;
+        };
+        const int codes = Units::row_chunks(source.format), scales = Units::blocks(source.format);
+        return source.whole && rows.chunks == codes && rows.code_strides.token == 16 * codes &&
+               (source.format == RowFormat::plain ||
+                (rows.scale_bytes == scales && rows.scale_strides.token == scales &&
+                 !misplaced(rows.scales, rows.scale_strides)));
     };
-    const bool are_present = Keys::known && is_present(k_source) && is_present(v_source);
-    const auto source_of = [&](bool keys) {   // a copy: references would put both in local memory
+    // The batches of known keys and values that are such runs and of which rows of Q see all: those from batch or unit
+    // first_run on, as many as `runs`.
+    constexpr bool all_at_once = Tiling::template takes_tiles<Keys>;
+    constexpr int of_run = all_at_once ? Tiling::keys : tile::cached_rows;
+    const unsigned first_run = ceil_div<unsigned>(first_key, of_run);
+    const int runs = Keys::known && has_runs(k_source) && has_runs(v_source)
+                         ? max(int(unsigned(end_key) / of_run - first_run) - (all_at_once ? 0 : ring.k_batch - 1), 0)
+                         : 0;
+    const auto is_run = [&](unsigned tile, unsigned unit) {
+        if constexpr (Keys::known) return (all_at_once ? tile : unit) - first_run < unsigned(runs);
+        else return false;
+    };
+    // Lanes have the addresses of known rows as they have those of units: all in every lane would take registers.
+    const auto of_lane = [&](const char *k, const char *v) {
+        const char *const address = tile::lane_has_keys<units>() ? k : v;
+        return Keys::known ? tile::kept(address) : address;
+    };
+    const char *const lane_codes = of_lane(k_rows.codes, v_rows.codes), *const lane_scales =
+                                                                            of_lane(k_rows.scales, v_rows.scales);
+    const auto either = [&](bool keys) {   // a copy: references would put both in local memory
         return keys ? k_source : v_source;
     };
+    const auto source_of = [&](bool keys) {
+        FewSource source = either(keys);
+        if constexpr (Keys::known) {
+            source.rows.codes = tile::of_unit(lane_codes, keys ? 0 : units);
+            source.rows.scales = tile::of_unit(lane_scales, keys ? 0 : units);
+        }
+        return source;
+    };
     int filled = ring.begin;   // offset of the next slot
-    // The pages of the units of this warp's chunk of a node: lanes i and i + 16 hold that of unit i. They are loaded
-    // one node ahead.
+    // The pages of the units of this warp's chunk of a node, as lane_unit() says. They are loaded one node ahead.
     constexpr int chunk_units = chunk_keys / tile::cached_rows;
+    static_assert(2 * chunk_units == 32, "each lane has a unit of keys or of values");
     const auto pages_of = [&](int node) {
         if (table.shift < 0 || node >= end_node) return 0;
-        const int unit = (node * node_chunks + (shares ? 0 : warp)) * chunk_units + tile::lane_unit<chunk_units>();
+        const int unit = (node * node_chunks + (shares ? 0 : warp)) * chunk_units + tile::lane_unit<units>();
         return table.page_of(max(min(unit * tile::cached_rows, end_key - 1), first_key));
     };
     int pages_next = pages_of(coming.node), found = -1;   // found: the node of the next addresses
-    // The addresses of these units: lanes i have those of keys, lanes i + 16 those of values.
+    // The addresses of these units.
     const char *codes_here = nullptr, *scales_here = nullptr;
     const auto find_units = [&](int chunk) {
-        const bool keys = tile::lane_group<chunk_units>() == 0;
-        const PagedRows rows = source_of(keys).rows;
-        const int row = table.row_of((chunk * chunk_units + tile::lane_unit<chunk_units>()) * tile::cached_rows);
-        codes_here = rows.code_strides.row(rows.codes, pages_next, row);
-        scales_here = rows.scale_strides.row(rows.scales, pages_next, row);
+        const PagedRows rows = either(tile::lane_has_keys<units>()).rows;
+        const int row = table.row_of((chunk * chunk_units + tile::lane_unit<units>()) * tile::cached_rows);
+        codes_here = rows.code_strides.row(lane_codes, pages_next, row);
+        scales_here = rows.scale_strides.row(lane_scales, pages_next, row);
     };
     const uint32_t arena_address = static_cast<uint32_t>(__cvta_generic_to_shared(arena));
     // Copies a unit row by row.
     const auto fetch_unit = [&](int part, char *unit) {
         const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(unit));
-        const int first = coming.tile * Tiling::keys + part * tile::cached_rows;
-        const bool keys = coming.part < units;
+        const int first = coming.tile() * Tiling::keys + part * tile::cached_rows;
+        const bool keys = coming.has_keys();
         const FewSource source = source_of(keys);
         const PagedRows from = source.rows;
         const RowFormat format = source.format;
         if (source.tile_dim) {
             const char *tile =
-                from.code_strides.row(from.codes, problem.batch, problem.first_tile(Tiling::keys) + coming.tile);
+                from.code_strides.row(from.codes, problem.batch, problem.first_tile(Tiling::keys) + coming.tile());
             if (source.columns) return Units::copy_columns(target, format, tile, part, source.tile_dim);
             const tile::TileRows rows(source.tile_dim * tile::bits_of(format) / 8, keys);
             const int first_row = part * tile::cached_rows;
@@ -529,62 +570,65 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                                [&](int row) { return row_of(from.scales, from.scale_strides, row); });
     };
     // Copies a batch of units, each within one page, from key `first` on. Keys that no row sees become zeros.
-    const auto fetch_whole = [&](const FewSource &source, bool keys, int unit, int first) {
+    const auto fetch_whole = [&](const FewSource &source, bool keys, int first) {
         const PagedRows &from = source.rows;
         const typename Units::WholeRows codes{static_cast<unsigned>(from.code_strides.token), from.chunks},
             scales{static_cast<unsigned>(from.scale_strides.token), from.scale_bytes};
-        unit += keys ? 0 : chunk_units;
         tile::with_format<Element>(source.format, [&](auto format) {
             using Format = decltype(format);
             Units::template copy_whole<Format, Tiling::template batch<Format>>(
                 arena_address + filled, keys, first_key - first, end_key - first, codes, scales, source.packed,
-                [&](int i) { return tile::of_unit(codes_here, unit + i); },
-                [&](int i) { return tile::of_unit(scales_here, unit + i); });
+                [&](int i) { return tile::of_unit(codes_here, coming.at + i); },
+                [&](int i) { return tile::of_unit(scales_here, coming.at + i); });
         });
     };
+    unsigned run_place = 0;   // of codes
+    if constexpr (Keys::known)
+        run_place = tile::kept(
+            Units::template place_of_run<typename Keys::Format, Tiling::template batch<typename Keys::Format>>(false));
     // Copies a batch of known keys or values, each within one page and all of which rows of Q see.
-    const auto fetch_present = [&](bool keys, int unit) __attribute__((always_inline)) {
+    const auto fetch_runs = [&]() __attribute__((always_inline)) {
         if constexpr (Keys::known) {
             using Format = typename Keys::Format;
             constexpr int batch = Tiling::template batch<Format>;
-            unit += (keys ? 0 : chunk_units) + tile::lane_part<batch>();
-            const char *const codes = tile::of_unit(codes_here, unit), *const scales = tile::of_unit(scales_here, unit);
-            const auto step_of = [&](long long k_step, long long v_step) {
-                return static_cast<unsigned>(keys ? k_step : v_step);
-            };
-            Units::template copy_present<Format, batch>(
-                arena_address + filled, keys, step_of(k_rows.code_strides.token, v_rows.code_strides.token),
-                step_of(k_rows.scale_strides.token, v_rows.scale_strides.token), codes, scales);
+            const unsigned lane = coming.at + tile::lane_part<batch>();
+            const char *const codes = tile::of_unit(codes_here, lane), *const scales = tile::of_unit(scales_here, lane);
+            Units::template copy_runs<Format, batch>(
+                arena_address + filled,
+                Format::bits < 16 ? run_place : Units::template place_of_run<Format, batch>(coming.has_keys()), codes,
+                scales);
         }
     };
     // Starts copying the next batch as one group of copies. Behind the last batch groups are empty, so that the count
     // of wait() stays right.
     const auto fetch = [&]() __attribute__((always_inline)) {   // a tile is a whole number of batches
         if (coming.there()) {
-            const int part = static_cast<unsigned>(coming.part) % units,
-                      first = coming.tile * Tiling::keys + part * tile::cached_rows;
             if (found != coming.node) {
                 found = coming.node;
                 find_units(found * node_chunks + (shares ? 0 : warp));
                 pages_next = pages_of(found + node_step);
             }
-            const bool keys = coming.part < units;
-            const FewSource source = source_of(keys);
-            const int batch = source.batch;
-            // Packed scales of two rows are copied at once, so both rows must be keys that rows of Q see.
-            const bool all_shown = first >= first_key && first + batch * tile::cached_rows <= end_key;
-            if (are_present && all_shown) {
-                fetch_present(keys, static_cast<unsigned>(coming.tile) * units % chunk_units + part);
-            } else if (source.whole && (all_shown || !source.packed)) {
-                fetch_whole(source, keys, static_cast<unsigned>(coming.tile) * units % chunk_units + part, first);
+            const bool keys = coming.has_keys();
+            const int batch = keys ? ring.k_batch : ring.v_batch;
+            const unsigned part = coming.part() % units, unit = coming.tile() * units + part;
+            if (is_run(coming.tile(), unit)) {
+                fetch_runs();
             } else {
-                const int bytes = source.columns ? Units::column_bytes(source.format) : Units::bytes(source.format);
+                // Packed scales of two rows are copied at once, so both rows must be keys that rows of Q see.
+                const FewSource source = source_of(keys);
+                const int first = unit * tile::cached_rows;
+                const bool all_shown = first >= first_key && first + batch * tile::cached_rows <= end_key;
+                if (source.whole && (all_shown || !source.packed)) {
+                    fetch_whole(source, keys, first);
+                } else {
+                    const int bytes = source.columns ? Units::column_bytes(source.format) : Units::bytes(source.format);
 #pragma unroll 1
-                for (int i = 0; i < batch; ++i) fetch_unit(part + i, arena + filled + i * bytes);
+                    for (int i = 0; i < batch; ++i) fetch_unit(part + i, arena + filled + i * bytes);
+                }
             }
             coming.advance(batch);
-            filled = filled + ring.slot_bytes == ring_end ? ring.begin : filled + ring.slot_bytes;
         }
+        filled = filled + ring.slot_bytes == ring_end ? ring.begin : filled + ring.slot_bytes;
         ptx::cp_async_commit_group();
     };
     // Q, in registers or in shared memory.
@@ -627,20 +671,39 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     for (int octet = 0; octet < octets; ++octet)
         lane_queries[octet] = problem.query_of(first_row + tile::accumulator_row(2 * octet));
     const uint32_t of_columns = tile::address_a(*reinterpret_cast<Columns *>(arena)) - arena_address;
-    int read = ring.begin;    // offset of the slot that is read next
+    // Where this lane reads known codes and turned scores, computed once.
+    typename Units::Places k_places, v_places;
+    tile::TurnedScores::Places turned_places = tile::TurnedScores::places();
+    if constexpr (Keys::known) {
+        using Format = typename Keys::Format;
+        const auto keep = [](unsigned &place) { place = tile::kept(place); };
+        k_places = Units::template key_places<Format>(k_packed);
+        v_places = Units::template value_places<Format>(v_packed);
+        keep(k_places.codes), keep(k_places.scales), keep(v_places.codes), keep(v_places.scales);
+        keep(turned_places.store), keep(turned_places.load);
+    }
+    const auto key_places = [&](auto of) {
+        if constexpr (Keys::known) return k_places;
+        else return Units::template key_places<decltype(of)>(k_packed);
+    };
+    const auto value_places = [&](auto of) {
+        if constexpr (Keys::known) return v_places;
+        else return Units::template value_places<decltype(of)>(v_packed);
+    };
     int empty = ring.slots;   // slots to fill: at first all, then the one that was read last
 
-    // Fills the ring, and waits for its oldest slot.
-    const auto next_slot = [&]() __attribute__((always_inline)) {
-        ptx::bar_warp_sync();   // all lanes have read the batch before
+    // Fills the ring. All lanes have read the batch before, and see turned scores.
+    const auto fill = [&]() __attribute__((always_inline)) {
+        ptx::bar_warp_sync();
 #pragma unroll 1
         for (; empty > 0; --empty) fetch();
         empty = 1;
+    };
+    // The oldest batch, when all lanes see it: it is in the slot to fill next.
+    const auto next_slot = [&]() __attribute__((always_inline)) {
         ring.wait();
-        ptx::bar_warp_sync();   // all lanes see this batch
-        char *const slot = arena + read;
-        read = read + ring.slot_bytes == ring_end ? ring.begin : read + ring.slot_bytes;
-        return slot;
+        ptx::bar_warp_sync();
+        return arena + filled;
     };
 
     // Who writes nodes, and where a node is for its outputs.
@@ -693,22 +756,85 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             }
         };
 #pragma unroll 1
-        for (; here.node == node; here.tile++, here.settle()) {
-            const int tile_key = here.tile * Tiling::keys;
-            const bool common = tile_key >= first_common && tile_key + Tiling::keys <= end_common;
+        for (; here.node == node; here.advance(UnitCursor<units>::of_tile)) {
+            const int tile_key = here.tile() * Tiling::keys;
+            const auto is_common = [&] {   // whether all rows see all keys of the tile
+                // A single query sees those from first_key to end_key.
+                return tile_key >= (Keys::known ? first_key : first_common) &&
+                       tile_key + Tiling::keys <= (Keys::known ? end_key : end_common);
+            };
             // Zero times a value that is not finite is NaN. So if rows see different keys, each query has a pass of its
             // own, with zeros in place of the values that it does not see. Tiles with columns need this even for a
             // single query, since they also hold keys that no query sees.
-            const bool isolates = !common && (first_query != last_query || cached.v.has_columns());
+            const bool isolates = (first_query != last_query || cached.v.has_columns()) && !is_common();
             // A batch of keys at a time gives the scores of the tile, which become weights, and then a batch of values
             // at a time joins the sums. Both wait for their slot in the same place, since its code is long.
             FewScores<octets, 2 * units> s;
             tile::FragmentB p[octets][units];   // P^T
             constexpr int mx_batch = Tiling::template batch<tile::CachedMxfp4>,
                           half_batch = has_halves ? Tiling::template batch<tile::CachedMxfp8> : 0;
+            // Makes weights of the scores of the tile.
+            const auto make_weights = [&]() __attribute__((always_inline)) {
+                if constexpr (Tiling::turns_scores) {
+                    if (!Tiling::weights_late) ptx::bar_warp_sync();   // all lanes see the scores
+#pragma unroll
+                    for (int j = 0; j < 2 * units; ++j) turned.load(turned_places, s[0][j], j);
+                }
+                if (shares && here.tile() > first_tile) continue_after(here.tile() - 1);
+                if (!Keys::known && problem.transforms_scores()) {
+                    tile::Accumulator some[1][2 * units] = {};
+#pragma unroll
+                    for (int j = 0; j < 2 * units; ++j) {
+                        if constexpr (Tiling::keeps_scores) {
+#pragma unroll
+                            for (int i = 0; i < 2 * octets; ++i) some[0][j][i] = s[i / 2][j][i % 2];
+                        } else {
+                            const float4 four = scores_at(j);
+                            some[0][j][0] = four.x, some[0][j][1] = four.y;
+                            some[0][j][2] = four.z, some[0][j][3] = four.w;
+                        }
+                    }
+                    transform_scores<tile::NaturalKeys, true>(
+                        some, problem,
+                        [&](int, int half) {
+                            return min(first_row + tile::accumulator_row(octets > 1 ? 2 * half : 0), problem.rows - 1);
+                        },
+                        tile_key, scale);
+#pragma unroll
+                    for (int j = 0; j < 2 * units; ++j) {
+                        if constexpr (Tiling::keeps_scores) {
+#pragma unroll
+                            for (int i = 0; i < 2 * octets; ++i) s[i / 2][j][i % 2] = some[0][j][i];
+                        } else {
+                            scores_at(j) = {some[0][j][0], some[0][j][1], some[0][j][2], some[0][j][3]};
+                        }
+                    }
+                }
+#pragma unroll
+                for (int octet = 0; octet < octets; ++octet) {
+                    if (octet > 0 && !both) continue;
+                    if constexpr (!Tiling::keeps_scores) {
+#pragma unroll
+                        for (int j = 0; j < 2 * units; ++j) {
+                            const float2 two = reinterpret_cast<const float2 *>(&scores_at(j))[octet];
+                            s[octet][j][0] = two.x, s[octet][j][1] = two.y;
+                        }
+                    }
+                    if (!is_common()) hide_keys(s[octet], problem, lane_queries[octet], tile_key);
+                    softmax[octet].take(s[octet], factor);
+#pragma unroll
+                    for (int i = 0; i < units; ++i)
+#pragma unroll
+                        for (int half = 0; half < 2; ++half)
+                            p[octet][i][half] =
+                                tile::rounded_pair(s[octet][2 * i + half][1], s[octet][2 * i + half][0], Element{});
+                }
+            };
             int batch;
 #pragma unroll 1
             for (int step = 0; step < 2 * units; step += batch) {
+                fill();
+                if (Tiling::weights_late && step == units) make_weights();
                 char *const slot = next_slot();
                 batch = step < units ? ring.k_batch : ring.v_batch;
                 if (step < units) {
@@ -728,11 +854,11 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                             for (int i = 0; i < in_batch; i += at_once) {
                                 tile::Accumulator sums[at_once] = {};
                                 Units::multiply_queries(
-                                    sums, slot + i * Units::template row_bytes<decltype(of)>(), k_packed,
+                                    sums, slot + i * Units::template row_bytes<decltype(of)>(), key_places(of),
                                     [&](int at) -> const tile::FragmentB & { return query(half ? 1 : 0, at); }, of);
 #pragma unroll
                                 for (int j = 0; j < at_once; ++j)
-                                    turned.store(step + i + j, sums[j], half ? 0x1p-16f : 1.0f);
+                                    turned.store(turned_places, step + i + j, sums[j], half ? 0x1p-16f : 1.0f);
                             }
                         } else {
                             constexpr int groups = 2 * in_batch, at_once = dim > 128 ? 1 : groups;
@@ -760,62 +886,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                             }
                         }
                     });
-                    if (step + batch < units) continue;
-                    if constexpr (Tiling::turns_scores) {
-                        ptx::bar_warp_sync();   // all lanes see the scores
-#pragma unroll
-                        for (int j = 0; j < 2 * units; ++j) turned.load(s[0][j], j);
-                    }
-                    if (shares && here.tile > first_tile) continue_after(here.tile - 1);
-                    if (!Keys::known && problem.transforms_scores()) {
-                        tile::Accumulator some[1][2 * units] = {};
-#pragma unroll
-                        for (int j = 0; j < 2 * units; ++j) {
-                            if constexpr (Tiling::keeps_scores) {
-#pragma unroll
-                                for (int i = 0; i < 2 * octets; ++i) some[0][j][i] = s[i / 2][j][i % 2];
-                            } else {
-                                const float4 four = scores_at(j);
-                                some[0][j][0] = four.x, some[0][j][1] = four.y;
-                                some[0][j][2] = four.z, some[0][j][3] = four.w;
-                            }
-                        }
-                        transform_scores<tile::NaturalKeys, true>(
-                            some, problem,
-                            [&](int, int half) {
-                                return min(first_row + tile::accumulator_row(octets > 1 ? 2 * half : 0),
-                                           problem.rows - 1);
-                            },
-                            tile_key, scale);
-#pragma unroll
-                        for (int j = 0; j < 2 * units; ++j) {
-                            if constexpr (Tiling::keeps_scores) {
-#pragma unroll
-                                for (int i = 0; i < 2 * octets; ++i) s[i / 2][j][i % 2] = some[0][j][i];
-                            } else {
-                                scores_at(j) = {some[0][j][0], some[0][j][1], some[0][j][2], some[0][j][3]};
-                            }
-                        }
-                    }
-#pragma unroll
-                    for (int octet = 0; octet < octets; ++octet) {
-                        if (octet > 0 && !both) continue;
-                        if constexpr (!Tiling::keeps_scores) {
-#pragma unroll
-                            for (int j = 0; j < 2 * units; ++j) {
-                                const float2 two = reinterpret_cast<const float2 *>(&scores_at(j))[octet];
-                                s[octet][j][0] = two.x, s[octet][j][1] = two.y;
-                            }
-                        }
-                        if (!common) hide_keys(s[octet], problem, lane_queries[octet], tile_key);
-                        softmax[octet].take(s[octet], factor);
-#pragma unroll
-                        for (int i = 0; i < units; ++i)
-#pragma unroll
-                            for (int half = 0; half < 2; ++half)
-                                p[octet][i][half] =
-                                    tile::rounded_pair(s[octet][2 * i + half][1], s[octet][2 * i + half][0], Element{});
-                    }
+                    if (!Tiling::weights_late && step + batch >= units) make_weights();
                     continue;
                 }
 #pragma unroll
@@ -868,18 +939,26 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                     const auto add_octets = [&](auto count, auto of) __attribute__((always_inline)) {
                         constexpr int bytes = Units::template row_bytes<decltype(of)>();
                         constexpr int all = Tiling::template batch<decltype(of)>;
-                        // Two units of known codes at a time: their weights are moved half as often.
-                        constexpr int at_once = Keys::known && decltype(of)::bits == 4 && all % 2 == 0 ? 2 : 1;
-                        const int end = ptx::of_this_branch(all);   // else the first stands apart
+                        // Units of known codes in the code at once. Weights are moved less often, but mxfp4 has two
+                        // bodies, and code that runs once comes from memory.
+                        constexpr bool has_bodies = Keys::may_be(RowFormat::mxfp4);
+                        constexpr int at_once = !Keys::known || decltype(of)::bits > 4 ? 1
+                                                : has_bodies && all % 2 == 0           ? 2
+                                                                                       : all;
+                        // An opaque end: else the first unit stands apart.
+                        const int end = at_once == all ? all : ptx::of_this_branch(all);
 #pragma unroll 1
                         for (int i = 0; i < end; i += at_once) {
 #pragma unroll
                             for (int j = 0; j < at_once; ++j) {
                                 Units::for_values(
-                                    slot + (i + j) * bytes, v_packed,
+                                    slot + (i + j) * bytes, v_packed, value_places(of),
                                     [&](int j, const tile::FragmentA &v) { add_to(count, j, v, 0); }, of);
 #pragma unroll
-                                for (int octet = 0; octet < count; ++octet) rotate<1>(p[octet]);
+                                for (int octet = 0; octet < count; ++octet) {
+                                    if constexpr (Keys::known) move_up<1>(p[octet]);
+                                    else rotate<1>(p[octet]);
+                                }
                             }
                         }
                     };
@@ -893,7 +972,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                         for (int i = 0; i < Tiling::template batch<decltype(of)>; ++i) {
                             for_queries([&](int query, const bool (&is_of_query)[octets][2]) {
                                 Units::for_values(
-                                    slot + i * bytes, v_packed,
+                                    slot + i * bytes, v_packed, value_places(of),
                                     [&](int j, const tile::FragmentA &v) {
                                         add_shown(j, v, 0, query, is_of_query,
                                                   tile_key + (part + i) * tile::cached_rows);
@@ -970,6 +1049,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 };
 #pragma unroll
                 for (int j = 0; j < Tiling::exchanged / tile::mma_rows; ++j) {
+                    if (j > 0 && j % 4 == 0) ptx::bar_warp_sync();   // more right sides would occupy registers
                     const float4 right = from.accumulator(octet, j);
                     tile::Accumulator &o = rows.o[first + j];
                     add(o[0], right.x, 0), add(o[1], right.y, 1), add(o[2], right.z, 0), add(o[3], right.w, 1);
@@ -980,6 +1060,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 rows.row_max = sum.max;
             }
         };
+        // If all columns are exchanged at once, no warp writes again where another one reads.
+        constexpr bool at_once = Tiling::exchanged == dim && octets == 1;
 #pragma unroll
         for (int level = 1; level < Tiling::warps; level *= 2) {
             // Right sides behind the last key add nothing.
@@ -989,9 +1071,10 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 if (warp % (2 * level) == level) send(node_of(warp), first);
                 ptx::bar_sync();   // all threads see the right sides
                 if (warp % (2 * level) == 0) take(node_of(warp + level), first);
-                ptx::bar_sync();   // all threads have read them
+                if (!at_once) ptx::bar_sync();   // all threads have read them
             }
         }
+        if (at_once && node + node_step < end_node) ptx::bar_sync();   // the same
         // The warp that has the sum of all chunks writes the node, for finish_rows into its ring, which is empty then.
         if (warp != writer) continue;
         const size_t first_at = size_t(node) * options.batch * options.heads_kv * options.group * options.queries;

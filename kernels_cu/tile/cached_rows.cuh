@@ -21,6 +21,7 @@
 
 #include "../kernel.cuh"
 #include "../ptx/access.cuh"
+#include "../ptx/alu.cuh"
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/cp_async_all.cuh"
@@ -43,10 +44,11 @@ template <bool narrow>
 constexpr int few_blocks = narrow && ptx::shared_bytes_per_block > 128 * 1024 ? 4 : 2;
 
 // Bytes of shared memory of each of these warps. Larger rings, where they fit, hide the memory latency of a Hopper.
-template <int dim, int blocks>
+// has_halves: whether Q is there in two types.
+template <int dim, int blocks, bool has_halves>
 constexpr int few_arena_bytes = dim > 128                                   ? 23040
                                 : ptx::shared_bytes_per_block <= 128 * 1024 ? 11520
-                                : blocks == 4                               ? 13312
+                                : blocks == 4                               ? (has_halves ? 13312 : 13824)
                                                                             : 26880;
 
 // The formats of rows, as numbered by scalars of entries: values in 16 bits, or codes with scales.
@@ -105,9 +107,10 @@ struct CachedPlain {
     static constexpr int bits = 16, block = 1 << 16;   // without scales
 };
 
-// The block formats. block: values per scale; chunk_values: values in 16 bytes of codes. scales() converts the bytes of
-// two scales, the low byte first, to a pair of factors. pairs() expands a word of codes: pair j is code j of its low
-// half and code j of its high half. expand() expands eight number `eight` of a chunk of codes, in order.
+// The block formats. block: values per scale; chunk_values: values in 16 bytes of codes. scales() converts two scales,
+// in a word, the low byte first, or each in one of its own, to a pair of factors. pairs() expands a word of codes: pair
+// j is code j of its low half and code j of its high half. expand() expands eight number `eight` of a chunk of codes,
+// in order.
 
 // e2m1 times ue4m3, times 2^-7: exact in f16 and bf16.
 template <class Element>
@@ -124,6 +127,7 @@ struct CachedNvfp4 {
             return multiply_pair(pair, 0x58005800u, __half{});
         }
     }
+    __device__ static uint32_t scales(uint32_t low, uint32_t high) { return scales(low | high << 8); }
     __device__ static void pairs(uint32_t word, uint32_t scale, uint32_t (&pairs)[4]) {
         e2m1_pairs<Element>(word, pairs, scale);
     }
@@ -134,13 +138,22 @@ struct CachedNvfp4 {
 
 // The ue8m0 scales of bytes 0 and 1 as bf16x2, exact, with fewer instructions than the stand-in for the conversion: a
 // maximum makes 2^-127 of 0, and infinity, which stands for 255, times 0 is NaN.
+constexpr bool lifts_ue8m0 = ptx::has_packed_integers && !ptx::has_narrow_conversions;
+__device__ inline uint32_t bf16x2_from_exponents(uint32_t exponents) {   // those of bf16, a pair
+    const uint32_t powers = ptx::max_s16x2(exponents, 0x00400040u);
+    return ptx::fma_rn_bf16x2(powers, 0, powers);
+}
 __device__ inline uint32_t bf16x2_from_ue8m0x2(uint32_t bytes) {
-    if constexpr (ptx::has_packed_integers && !ptx::has_narrow_conversions) {
-        const uint32_t powers = ptx::max_s16x2(__byte_perm(bytes, 0, 0x4140) << 7, 0x00400040u);
-        return ptx::fma_rn_bf16x2(powers, 0, powers);
-    } else {
-        return ptx::cvt_rn_bf16x2_ue8m0x2(bytes);
-    }
+    if constexpr (lifts_ue8m0) return bf16x2_from_exponents(__byte_perm(bytes, 0, 0x4140) << 7);
+    else return ptx::cvt_rn_bf16x2_ue8m0x2(bytes);
+}
+// Two bytes, each in its half of a word, times 2^shift.
+__device__ inline uint32_t in_halves(uint32_t low, uint32_t high, int shift) {
+    return low * (1u << shift) + high * (0x10000u << shift);
+}
+__device__ inline uint32_t bf16x2_from_ue8m0x2(uint32_t low, uint32_t high) {
+    if constexpr (lifts_ue8m0) return bf16x2_from_exponents(in_halves(low, high, 7));
+    else return ptx::cvt_rn_bf16x2_ue8m0x2(low | high << 8);
 }
 
 // e2m1 times ue8m0, in bf16: exact for scales from 2^-117 to 2^119.
@@ -149,6 +162,7 @@ struct CachedMxfp4 {
     static constexpr uint32_t lift = 0x7e807e80u;   // 2^126
 
     __device__ static uint32_t scales(uint32_t bytes) { return bf16x2_from_ue8m0x2(bytes); }
+    __device__ static uint32_t scales(uint32_t low, uint32_t high) { return bf16x2_from_ue8m0x2(low, high); }
     __device__ static void pairs(uint32_t word, uint32_t scale, uint32_t (&pairs)[4]) {
         e2m1_pairs<__nv_bfloat16>(word, pairs, lift, scale);
     }
@@ -162,6 +176,7 @@ struct CachedMxfp4Small : CachedMxfp4 {
     __device__ static uint32_t scales(uint32_t bytes) {   // 2^(byte - 1)
         return (__byte_perm(bytes, 0, 0x4140) << 7) + 0x3f003f00u;
     }
+    __device__ static uint32_t scales(uint32_t low, uint32_t high) { return in_halves(low, high, 7) + 0x3f003f00u; }
     __device__ static void pairs(uint32_t word, uint32_t scale, uint32_t (&pairs)[4]) {
         e2m1_pairs<__nv_bfloat16>(word, pairs, scale);
     }
@@ -176,6 +191,7 @@ struct CachedMxfp8 {
     static constexpr int bits = 8, block = 32, chunk_values = 16;
 
     __device__ static uint32_t scales(uint32_t bytes) { return bf16x2_from_ue8m0x2(bytes); }
+    __device__ static uint32_t scales(uint32_t low, uint32_t high) { return bf16x2_from_ue8m0x2(low, high); }
     __device__ static void pairs(uint32_t word, uint32_t scale, uint32_t (&pairs)[2]) {
         uint32_t halves[2];
         ptx::cvt_rn_f16x2_e4m3x4(halves, word);
@@ -200,6 +216,9 @@ struct CachedMxfp8Half : CachedMxfp8 {
 
     __device__ static uint32_t scales(uint32_t bytes) {   // 2^(byte - 119)
         return (__byte_perm(bytes, 0, 0x4140) - 0x00680068u) << 10;
+    }
+    __device__ static uint32_t scales(uint32_t low, uint32_t high) {
+        return in_halves(low, high, 10) - (0x00680068u << 10);
     }
     __device__ static void pairs(uint32_t word, uint32_t scale, uint32_t (&pairs)[2]) {
         ptx::cvt_rn_f16x2_e4m3x4(pairs, word);
@@ -306,6 +325,7 @@ struct CachedUnits {
     __device__ static int chunks(RowFormat format) { return dim * bits_of(format) / 8; }
     __device__ static int row_chunks(RowFormat format) { return dim * bits_of(format) / 128; }
     __device__ static int scale_step(RowFormat format) { return max(blocks_of(format, dim), 4); }
+    __device__ static int blocks(RowFormat format) { return blocks_of(format, dim); }
 
     // Calls body(Format{}) for units of rows as with_format does, or with a quicker format that holds them: for keys of
     // `k_batch` units of CachedMxfp8, if there are f16 queries, and for `batch` units of CachedMxfp4.
@@ -324,7 +344,7 @@ struct CachedUnits {
         bool holds = true;
 #pragma unroll
         for (int i = 0; i < batch; i += 2) {
-            const int unit = i + ptx::laneid() / cached_rows, row = ptx::laneid() % cached_rows;
+            const unsigned lane = ptx::laneid(), unit = i + lane / cached_rows, row = lane % cached_rows;
             const char *codes = slot + unit * row_bytes<Format>();
             if (i + 1 < batch || unit < batch)
                 holds &= Format::holds(
@@ -364,7 +384,7 @@ struct CachedUnits {
 
     // The place of a token's chunk of codes in a unit, in chunks. Units are swizzled as a SharedTile, keys twice, so
     // that neither reading fragments nor copying rows has bank conflicts.
-    __device__ static int place(int row_chunks, bool keys, int row, int chunk) {
+    __device__ static int place(int row_chunks, bool keys, unsigned row, unsigned chunk) {
         const int mask = min(row_chunks, 8) - 1, shift = row_chunks >= 8 ? 0 : row_chunks == 4 ? 1 : 2;
         return row * row_chunks + (chunk ^ (keys ? (chunk >> 3) * 2 : 0) ^ (row >> shift & mask));
     }
@@ -461,33 +481,46 @@ struct CachedUnits {
         }
     }
 
-    // The same where nothing is missing and every row of scales is aligned to its size, of four or eight bytes. codes
-    // and scales are the addresses of row 0 of this lane's unit.
+    // Where a lane of copy_runs() writes its first codes in a slot.
     template <class Format, int batch>
-    __device__ static void copy_present(uint32_t slot, bool keys, unsigned code_step, unsigned scale_step,
-                                        const char *codes, const char *scales) {
-        constexpr int lanes = 32 / batch, row_chunks = dim * Format::bits / 128, rows = lanes / row_chunks,
-                      scale_bytes = 4 * scale_words<Format>;
-        static_assert(rows > 0, "a part of the lanes copies a whole row");
-        const unsigned unit = ptx::laneid() / lanes, lane = ptx::laneid() % lanes, row = lane / row_chunks;
-        const int chunk = lane % row_chunks;
-        const uint32_t target_unit = slot + unit * row_bytes<Format>();
-        const uint32_t target = target_unit + 16 * place(row_chunks, keys, row, chunk);
-        codes += row * static_cast<unsigned long long>(code_step) + 16 * chunk;
+    __device__ static unsigned place_of_run(bool keys) {
+        constexpr int lanes = 32 / batch, row_chunks = dim * Format::bits / 128;
+        const unsigned all = ptx::laneid(), lane = all % lanes;
+        return all / lanes * row_bytes<Format>() +
+               16 * place(row_chunks, row_chunks > 8 && keys, lane / row_chunks, lane % row_chunks);
+    }
+    // The same as copy_whole() where nothing is missing and the rows of a unit follow one another, those of codes and
+    // those of scales. codes and scales are the addresses of row 0 of this lane's unit, multiples of 16; all others are
+    // constant offsets from them. first: place_of_run().
+    template <class Format, int batch>
+    __device__ static void copy_runs(uint32_t slot, unsigned first, const char *codes, const char *scales) {
+        constexpr int lanes = 32 / batch, row_chunks = dim * Format::bits / 128, rows = lanes / row_chunks;
+        static_assert(rows > 0 && row_chunks <= 16, "a part of the lanes copies a whole row");
+        const unsigned all = ptx::laneid(), unit = all / lanes, lane = all % lanes;
+        const uint32_t target = slot + first;
+        codes += 16 * lane;
 #pragma unroll
-        for (int round = 0; round < cached_rows / rows; ++round) {
-            ptx::cp_async_cg_16_once(moved<row_chunks, rows>(target, round) + 16 * lanes * round, codes);
-            codes += rows * static_cast<unsigned long long>(code_step);
-        }
+        for (int round = 0; round < cached_rows / rows; ++round)
+            ptx::cp_async_cg_16_once(moved<row_chunks, rows>(target, round) + 16 * lanes * round,
+                                     codes + 16 * lanes * round);
         if constexpr (Format::bits < 16) {
-            scales += lane * static_cast<unsigned long long>(scale_step);
+            const uint32_t target_scales = slot + unit * row_bytes<Format>() + cached_rows * dim * Format::bits / 8;
+            if constexpr (packable<Format>) {   // each word is there for both of its rows
+                constexpr int rounds = ceil_div(cached_rows, lanes);
+                scales += 4 * (lane / 2);
 #pragma unroll
-            for (int round = 0; round < ceil_div(cached_rows, lanes); ++round) {
-                if (lanes <= cached_rows || lane < cached_rows)
-                    ptx::cp_async_ca_all<scale_bytes>(
-                        target_unit + cached_rows * dim * Format::bits / 8 + scale_bytes * (lane + lanes * round),
-                        scales);
-                scales += lanes * static_cast<unsigned long long>(scale_step);
+                for (int round = 0; round < rounds; ++round)
+                    if (lanes <= cached_rows || lane < cached_rows)
+                        ptx::cp_async_ca_all<4>(target_scales + 4 * (lane + lanes * round), scales + 2 * lanes * round);
+            } else {
+                constexpr int run = 4 * cached_rows * scale_words<Format>, of_lane = run / lanes,
+                              bytes = of_lane < 4 ? 4 : of_lane;   // of a copy
+                static_assert(bytes <= 16, "a copy for each lane");
+                scales += bytes * lane;
+                if (of_lane >= 4 || lane < run / bytes) {
+                    if constexpr (bytes == 16) ptx::cp_async_cg_16_once(target_scales + bytes * lane, scales);
+                    else ptx::cp_async_ca_all<bytes>(target_scales + bytes * lane, scales);
+                }
             }
         }
     }
@@ -536,13 +569,30 @@ struct CachedUnits {
         }
     }
 
+    // Where a lane finds its part of a row of each unit in a block format, in bytes from the unit on: scales, and codes
+    // if they are in one chunk.
+    struct Places {
+        unsigned scales, codes;
+    };
+    // Those of keys: a quarter of row g; and of values: an eighth of row 2 t.
+    template <class Format>
+    __device__ static Places key_places(bool packed) {
+        const unsigned lane = ptx::laneid();
+        return places<Format, dim / 4>(true, lane / 4, lane % 4, packed);
+    }
+    template <class Format>
+    __device__ static Places value_places(bool packed) {
+        const unsigned lane = ptx::laneid();
+        return places<Format, dim / 8>(false, lane % 4 * 2, lane / 4, packed);
+    }
+
     // sum[j] += Q K^T of keys 8 (group + j) .. 8 (group + j) + 7 of consecutive units: q(step) is A of an MMA, which
     // all groups use before the next.
     template <int groups, class Format, class Query>
     __device__ static void multiply_keys(Accumulator (&sum)[groups], const char *units, int group, bool packed,
                                          Query &&q, Format of) {
         for_keys<groups, 1>(
-            units, group, packed,
+            units, group, key_places<Format>(packed),
             [&](int step, int j, const uint32_t (&pairs)[1][4]) {
                 multiply(sum[j], q(step), FragmentB{pairs[0][0], pairs[0][1]}, Multiplied<Format>{});
                 multiply(sum[j], q(step + 1), FragmentB{pairs[0][2], pairs[0][3]}, Multiplied<Format>{});
@@ -550,12 +600,13 @@ struct CachedUnits {
             of);
     }
 
-    // sum[i] += K Q^T of unit i, the same products for eight queries: keys are A, and q(step) is B of an MMA.
+    // sum[i] += K Q^T of unit i, the same products for eight queries: keys are A, and q(step) is B of an MMA. places:
+    // key_places() of Format.
     template <int units, class Format, class Query>
-    __device__ static void multiply_queries(Accumulator (&sum)[units], const char *first, bool packed, Query &&q,
-                                            Format of) {
+    __device__ static void multiply_queries(Accumulator (&sum)[units], const char *first, const Places &places,
+                                            Query &&q, Format of) {
         for_keys<2 * units, 2>(
-            first, 0, packed,
+            first, 0, places,
             [&](int step, int j, const uint32_t (&pairs)[2][4]) {
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
@@ -566,9 +617,10 @@ struct CachedUnits {
             of);
     }
 
-    // The values of a unit as A, transposed, all columns: calls add(j, a) for column tiles 2 j and 2 j + 1.
+    // The values of a unit as A, transposed, all columns: calls add(j, a) for column tiles 2 j and 2 j + 1. places:
+    // value_places() of Format.
     template <class Format, class Add>
-    __device__ static void for_values(const char *unit, bool packed, Add &&add, Format) {
+    __device__ static void for_values(const char *unit, bool packed, const Places &places, Add &&add, Format) {
         if constexpr (Format::bits == 16) {
             const Rows &rows = *reinterpret_cast<const Rows *>(unit);
             const uint32_t address = rows.address(ptx::laneid() % 8 + 8 * (ptx::laneid() / 16), ptx::laneid() / 8 % 2);
@@ -579,26 +631,32 @@ struct CachedUnits {
                 add(j, a);
             }
         } else {
-            const int eighth = ptx::laneid() / 4, key = 2 * (ptx::laneid() % 4);
+            const unsigned lane = ptx::laneid(), eighth = lane / 4, key = 2 * (lane % 4);
             constexpr int most = (dim <= 128 ? 128 : 64) / Format::bits;   // values of a load
             constexpr int at_once = dim / 8 < most ? dim / 8 : most;
             uint32_t scales[2];
 #pragma unroll
             for (int first = 0; first < dim / 8; first += at_once) {
-                const auto words = [&](int row) {
-                    return share<Format, at_once>(unit, false, row, (eighth * (dim / 8) + first) / at_once);
+                const auto words = [&](int odd, int eight) {
+                    const char *rows = unit + (odd + eight) * code_bytes<Format>;
+                    if constexpr (one_chunk<Format>) return share<Format, at_once>(rows + places.codes, first);
+                    else   // the odd row may be swizzled otherwise
+                        return share<Format, at_once>(rows - odd * code_bytes<Format>, false, key + odd,
+                                                      (eighth * (dim / 8) + first) / at_once);
                 };
-                const auto row0 = words(key), row1 = words(key + 1), row8 = words(key + 8), row9 = words(key + 9);
+                // The scale of key 2 t + odd + eight, from value `value` of the run on.
+                const auto scale = [&](int odd, int eight, int value) -> uint32_t {
+                    const char *row = unit + places.scales + (odd + eight) * scale_bytes<Format>;
+                    return static_cast<uint8_t>(row[value / Format::block + odd * odd_scales<Format>(packed)]);
+                };
+                const auto row0 = words(0, 0), row1 = words(1, 0), row8 = words(0, 8), row9 = words(1, 8);
 #pragma unroll
                 for (int eight = 0; eight < at_once / 8; ++eight) {
                     const int value = first + 8 * eight;
                     if (value % Format::block == 0)
 #pragma unroll
-                        for (int i = 0; i < 2; ++i) {
-                            const int column = eighth * (dim / 8) + value;
-                            scales[i] = Format::scales(scale_of<Format>(unit, key + 8 * i, column, packed) |
-                                                       scale_of<Format>(unit, key + 8 * i + 1, column, packed) << 8);
-                        }
+                        for (int i = 0; i < 2; ++i)
+                            scales[i] = Format::scales(scale(0, 8 * i, value), scale(1, 8 * i, value));
                     uint32_t near[8], far[8];
                     constexpr int words_of_eight = Format::bits / 4;
                     pairs_of_rows<Format>(row0.word + eight * words_of_eight, row1.word + eight * words_of_eight,
@@ -645,8 +703,8 @@ private:
     // Calls use(step, j, pairs) for MMAs `step` and step + 1 of keys 8 (group + j) .. of consecutive units, with two
     // pairs for each MMA, and those of the next groups, `together` in all.
     template <int groups, int together, class Format, class Use>
-    __device__ static void for_keys(const char *units, int group, bool packed, Use &&use, Format) {
-        const int key = ptx::laneid() / 4, first = ptx::laneid() % 4 * (dim / 4);
+    __device__ static void for_keys(const char *units, int group, const Places &places, Use &&use, Format) {
+        const unsigned key = ptx::laneid() / 4u, first = ptx::laneid() % 4u * (dim / 4);
         // Values of a load, and loads in the code: rolled loops keep the code of a tile within the instruction cache.
         // Many groups load few values at a time, which occupy registers.
         constexpr int most = dim <= 128 && Format::bits < 16 && groups > 4 * (together - 1) ? 16 : 128 / Format::bits;
@@ -655,10 +713,13 @@ private:
         using Scales = KeyScales<Format, at_once>;
         Scales scales[groups];
         const auto unit_of = [&](int j) { return units + (group + j) / 2 * row_bytes<Format>(); };
-        const auto row_of = [&](int j) { return 8 * ((group + j) % 2) + key; };
+        const auto eight_of = [&](int j) { return (group + j) % 2 * 8; };   // the first row of the group in its unit
         const auto load_scales = [&](int value) {
+            if constexpr (Format::bits < 16)
 #pragma unroll
-            for (int j = 0; j < groups; ++j) scales[j].load(unit_of(j), row_of(j), first + value, packed);
+                for (int j = 0; j < groups; ++j)
+                    scales[j].load(unit_of(j) + places.scales + eight_of(j) * scale_bytes<Format> +
+                                   value / Format::block);
         };
         if constexpr (Scales::once) load_scales(0);
 #pragma unroll unrolled
@@ -666,8 +727,11 @@ private:
             if constexpr (!Scales::once) load_scales(value);
             Share<at_once * Format::bits / 32> words[groups];
 #pragma unroll
-            for (int j = 0; j < groups; ++j)
-                words[j] = share<Format, at_once>(unit_of(j), true, row_of(j), (first + value) / at_once);
+            for (int j = 0; j < groups; ++j) {
+                const char *rows = unit_of(j) + eight_of(j) * code_bytes<Format>;   // rows 8 apart are swizzled alike
+                if constexpr (one_chunk<Format>) words[j] = share<Format, at_once>(rows + places.codes, value);
+                else words[j] = share<Format, at_once>(rows, true, key, (first + value) / at_once);
+            }
 #pragma unroll
             for (int eight = 0; eight < at_once / 8; ++eight) {
 #pragma unroll
@@ -693,16 +757,44 @@ private:
         uint32_t scale[2];
     };
 
-    // The part-th run of `values` values of a row.
+    // Bytes from a row of codes to the next one, and of scales; how much further on the scales of an odd row are.
+    template <class Format>
+    static constexpr int code_bytes = dim * Format::bits / 8;
+    template <class Format>
+    static constexpr int scale_bytes = 4 * scale_words<Format>;
+    template <class Format>
+    __device__ static int odd_scales(bool packed) {
+        return packable<Format> && packed ? 2 : 0;
+    }
+
+    // Whether a lane's codes of a row are in one chunk, where even rows are swizzled as the next one.
+    template <class Format>
+    static constexpr bool one_chunk = Format::bits == 4 && dim <= 128;
+
+    // Places of the part-th run of `values` values of a row.
+    template <class Format, int values>
+    __device__ static Places places(bool keys, unsigned row, unsigned part, bool packed) {
+        Places result{};
+        if constexpr (Format::bits < 16)
+            result.scales = cached_rows * code_bytes<Format> + row * scale_bytes<Format> +
+                            part * values / Format::block + row % 2 * odd_scales<Format>(packed);
+        if constexpr (one_chunk<Format>) {
+            constexpr unsigned runs = 32 / values;   // of a chunk
+            result.codes = 16 * place(dim / 32, keys, row, part / runs) + part % runs * (values / 2);
+        }
+        return result;
+    }
+
+    // The part-th run of `values` values of a row, or those from value `first` of a lane's run on.
     template <int words>
     struct Share {
         uint32_t word[words];
     };
     template <class Format, int values>
-    __device__ static auto share(const char *unit, bool keys, int row, int part) {
+    __device__ static auto share(const char *unit, bool keys, unsigned row, unsigned part) {
         constexpr int bytes = values * Format::bits / 8, row_chunks = dim * Format::bits / 128;
-        Share<bytes / 4> result;
         if constexpr (bytes >= 16) {
+            Share<bytes / 4> result;
 #pragma unroll
             for (int i = 0; i < bytes / 16; ++i) {
                 const int at = place(row_chunks, keys, row, part * (bytes / 16) + i);
@@ -710,31 +802,29 @@ private:
                 result.word[4 * i] = four.x, result.word[4 * i + 1] = four.y;
                 result.word[4 * i + 2] = four.z, result.word[4 * i + 3] = four.w;
             }
+            return result;
         } else {
             constexpr int parts = 16 / bytes;   // of a chunk
-            const char *from = unit + 16 * place(row_chunks, keys, row, part / parts) + bytes * (part % parts);
-            if constexpr (bytes == 8) {
-                const uint2 two = *reinterpret_cast<const uint2 *>(from);
-                result.word[0] = two.x, result.word[1] = two.y;
-            } else {
-                static_assert(bytes == 4, "a word is the least");
-                result.word[0] = *reinterpret_cast<const uint32_t *>(from);
-            }
+            return share<Format, values>(
+                unit + 16 * place(row_chunks, keys, row, part / parts) + bytes * (part % parts), 0);
+        }
+    }
+    template <class Format, int values>
+    __device__ static auto share(const char *run, int first) {
+        constexpr int bytes = values * Format::bits / 8;
+        const char *const from = run + first * Format::bits / 8;
+        Share<bytes / 4> result;
+        if constexpr (bytes == 16) {
+            const uint4 four = *reinterpret_cast<const uint4 *>(from);
+            result.word[0] = four.x, result.word[1] = four.y, result.word[2] = four.z, result.word[3] = four.w;
+        } else if constexpr (bytes == 8) {
+            const uint2 two = *reinterpret_cast<const uint2 *>(from);
+            result.word[0] = two.x, result.word[1] = two.y;
+        } else {
+            static_assert(bytes == 4, "a word is the least");
+            result.word[0] = *reinterpret_cast<const uint32_t *>(from);
         }
         return result;
-    }
-
-    // The byte of the scale of a value of a row, and its address.
-    template <class Format>
-    __device__ static const uint8_t *scales_of(const char *unit, int row, int value, bool packed) {
-        constexpr int codes = cached_rows * dim * Format::bits / 8;
-        constexpr int step = 4 * scale_words<Format>;
-        const int odd = packable<Format> && packed ? 2 * (row & 1) : 0;
-        return reinterpret_cast<const uint8_t *>(unit) + codes + row * step + value / Format::block + odd;
-    }
-    template <class Format>
-    __device__ static uint32_t scale_of(const char *unit, int row, int value, bool packed) {
-        return *scales_of<Format>(unit, row, value, packed);
     }
 
     // The factors of a quarter of a row of keys. They are converted two at once, before the loop over its values if
@@ -746,21 +836,23 @@ private:
         static_assert(once || values == 2 * Format::block, "a load needs two factors");
         uint32_t two;
 
-        // Loads those from value `from` of a row on.
-        __device__ void load(const char *unit, int row, int from, bool packed) {
-            const uint8_t *first = scales_of<Format>(unit, row, from, packed);
-            two = Format::scales(blocks < 2 ? *first * 0x101u : *reinterpret_cast<const uint16_t *>(first));
+        __device__ void load(const char *from) {
+            if constexpr (blocks < 2) {
+                const uint32_t scale = static_cast<uint8_t>(*from);
+                two = Format::scales(scale, scale);
+            } else {
+                two = Format::scales(*reinterpret_cast<const uint16_t *>(from));
+            }
         }
         // Those of value `at` of the quarter.
         __device__ uint32_t of(int at) const {
             if constexpr (blocks < 2) return two;
-            else return __byte_perm(two, two, at & Format::block ? 0x3232 : 0x1010);
+            else return ptx::mov_b32_half_twice(two, at & Format::block);
         }
     };
     template <int values>
     struct KeyScales<CachedPlain, values> {
         static constexpr bool once = true;
-        __device__ void load(const char *, int, int, bool) {}
         __device__ uint32_t of(int) const { return 0; }
     };
 
@@ -798,26 +890,32 @@ private:
     }
 };
 
-// The unit, of `units`, whose data a lane holds, and the number of the lane among those that hold data of it; and the
-// data of lane `lane`, for all lanes.
+// The unit of a chunk whose addresses a lane has, and whether they are of keys or of values. A warp copies the units of
+// a tile in the order of the lanes: `units` of keys, then as many of values.
 template <int units>
-__device__ inline int lane_unit() {
-    return ptx::laneid() % units;
+__device__ inline unsigned lane_unit() {
+    const unsigned lane = ptx::laneid();
+    return lane / (2 * units) * units + lane % units;
 }
 template <int units>
-__device__ inline int lane_group() {
-    return ptx::laneid() / units;
+__device__ inline bool lane_has_keys() {
+    return (ptx::laneid() & units) == 0;
 }
+// The data of lane `lane` modulo 32, for all lanes.
 __device__ inline const char *of_unit(const char *address, int lane) {
     const unsigned long long bits = reinterpret_cast<unsigned long long>(address);
     const unsigned low = ptx::shfl_sync_idx_b32(unsigned(bits), lane), high = ptx::shfl_sync_idx_b32(bits >> 32, lane);
     return reinterpret_cast<const char *>(static_cast<unsigned long long>(high) << 32 | low);
 }
 
+// The value itself, in a register: no compiler computes it anew where it is used.
+__device__ inline unsigned kept(unsigned value) { return ptx::shfl_sync_idx_b32(value, ptx::laneid()); }
+__device__ inline const char *kept(const char *address) { return of_unit(address, ptx::laneid()); }
+
 // The part of the lanes, of `parts`, to which a lane belongs.
 template <int parts>
-__device__ inline int lane_part() {
-    return ptx::laneid() / (32 / parts);
+__device__ inline unsigned lane_part() {
+    return static_cast<unsigned>(ptx::laneid()) / (32 / parts);
 }
 
 // Masks of B of 16 keys, with the bits set of keys for which seen(key) is true.
@@ -879,20 +977,30 @@ __device__ inline void copy(Accumulator &to, const Accumulator &from) {
 struct TurnedScores {
     float2 pairs[tile_keys][4];
 
+    // Where a lane stores and loads, in bytes: key g or its neighbor, and query g of keys 2 t and 2 t + 1.
+    struct Places {
+        unsigned store, load;
+    };
+    __device__ static Places places() {
+        const unsigned lane = ptx::laneid(), row = lane / 4, part = lane % 4;
+        constexpr unsigned bytes = sizeof(pairs[0]);   // of a key
+        return {bytes * (row ^ row / 4 % 2) + 8 * part, bytes * (2 * part ^ part / 2) + 4 * row};
+    }
+
     // Stores the sums of keys 16 unit .. 16 unit + 15, times `factor`.
-    __device__ void store(int unit, const Accumulator &sum, float factor) {
-        const int key = accumulator_row(0) ^ accumulator_row(0) / 4 % 2;
+    __device__ void store(const Places &places, int unit, const Accumulator &sum, float factor) {
+        char *const rows = reinterpret_cast<char *>(pairs[mma_rows * unit]) + places.store;
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-            pairs[mma_rows * unit + 8 * half + key][ptx::laneid() % 4] = {sum[2 * half] * factor,
-                                                                          sum[2 * half + 1] * factor};
+            *reinterpret_cast<float2 *>(rows + half * 8 * sizeof(pairs[0])) = {sum[2 * half] * factor,
+                                                                               sum[2 * half + 1] * factor};
     }
     // The scores of query g and keys 8 j + 2 t and 8 j + 2 t + 1.
-    __device__ void load(float (&scores)[2], int j) const {
-        const float *rows = reinterpret_cast<const float *>(pairs) + accumulator_row(0);
+    __device__ void load(const Places &places, float (&scores)[2], int j) const {
+        const char *const rows = reinterpret_cast<const char *>(pairs[mma_columns * j]);
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            scores[i] = rows[8 * (mma_columns * j + (accumulator_column(i) ^ accumulator_column(i) / 4 % 2))];
+            scores[i] = *reinterpret_cast<const float *>(rows + (places.load ^ i * unsigned(sizeof(pairs[0]))));
     }
 };
 
