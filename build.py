@@ -408,7 +408,10 @@ def check_block_scaled(unit, text):
     A wrong guard on the architecture causes this without any message. Attention on pages, products of few rows, and
     products with a 16-bit operand are exempt: they multiply in 16 bits.
     """
-    if re.match(r"(attention_(?!paged_)|gemm_(?!few_|bf16_)|probe_).*(mxfp|nvfp)", unit.name) and "kind::" not in text:
+    if (
+        re.match(r"(attention_(?!paged_)|gemm_(?!few_|wide_|bf16_)|probe_).*(mxfp|nvfp)", unit.name)
+        and "kind::" not in text
+    ):
         raise ContractFailure(
             f"{unit.unit}: the native text has no block-scaled MMA (`kind::`); see the guard in ptx/target.cuh"
         )

@@ -53,17 +53,17 @@ constexpr int scales_of_run = Format::bits == 16 ? 0 : ceil_div(values, values_o
 // The stages of a warp's run of B, each a line of 32 rows, and pages of its scales, 16 bytes for each row. Runs are
 // whole units of 64 bytes, or of the 128 values that one word of scales (two of NVFP4) serves. A page serves one line
 // or several: copies of 16 bytes pass by the L1, which has too few lines for those of 32 rows and 16 warps.
-template <class Format>
+template <class Format, int cols = few_cols>
 struct FewRing {
-    static constexpr int tiles = few_cols / 8, line = 128;
+    static constexpr int tiles = cols / 8, line = 128;
     static constexpr int values = 8 * line / Format::bits;   // of a line
     static constexpr int unit = Format::bits == 16 ? 32 : 128, units = values / unit;
     static constexpr int unit_bytes = line / units, unit_words = slice_words<Format>;
     struct Stage {
-        alignas(line) uint8_t codes[few_cols * line];
+        alignas(line) uint8_t codes[cols * line];
     };
     struct Page {
-        alignas(16) uint8_t of_row[few_cols][16];
+        alignas(16) uint8_t of_row[cols][16];
     };
     static constexpr bool scaled = unit_words > 0;
     static constexpr int page_units = scaled ? 4 / unit_words : units;
@@ -280,9 +280,9 @@ struct FewRowsOfA {
 
 // A lane's part of the lines of B of one warp: it copies 16 bytes of every fourth row into the ring, and reads `bytes`
 // of every eighth row in a step.
-template <class Format, int bytes>
+template <class Format, int bytes, int cols = few_cols>
 struct FewRowsOfB {
-    using Ring = FewRing<Format>;
+    using Ring = FewRing<Format, cols>;
     using Lines = tile::SwizzledLines<bytes>;
     static_assert(Ring::line == Lines::line);
     const uint8_t *source;
@@ -306,14 +306,16 @@ struct FewRowsOfB {
         there = ceil_div(max(options.cols - place.first_col - row, 0), 4);
     }
 
-    // Starts copying the next line into the stage at `offset`.
+    // Starts copying the next line into the stage at `offset`. runs: whether the L2 fetches two lines at once.
+    template <bool runs = true>
     __device__ void copy(uint32_t offset) {
 #pragma unroll
-        for (int i = 0; i < few_cols / 4; ++i) {
+        for (int i = 0; i < cols / 4; ++i) {
             const uint32_t to = (target ^ 16 * Lines::swizzle(4 * (i % 2))) + offset + 4 * Ring::line * i;
             const bool present = left > 0 && i < there;
             // On an H100, 8192 x 8192 in 16 bits takes 10 % longer with lines that the L2 gives up first.
-            if constexpr (Format::bits < 16) ptx::cp_async_cg_16_of_run_once(to, source + i * step, present);
+            if constexpr (!runs) ptx::cp_async_cg_16_once(to, source + i * step, present);
+            else if constexpr (Format::bits < 16) ptx::cp_async_cg_16_of_run_once(to, source + i * step, present);
             else ptx::cp_async_cg_16_of_run(to, source + i * step, present);
         }
         source += Ring::line, left -= Ring::line;
@@ -334,24 +336,32 @@ struct FewRowsOfB {
     }
 };
 
-// A lane's copies of scales: those of one row, a page at a time, in one piece if their addresses allow it. Scales past
-// the end of a row become 0.
-template <class Format>
+// A lane's copies of scales: those of every 32nd row, a page at a time, in one piece if their addresses allow it.
+// Scales past the end of a row become 0.
+template <class Format, int rows = few_cols>
 struct FewScaleCopies {
-    using Ring = FewRing<Format>;
-    const uint8_t *source;
+    using Ring = FewRing<Format, rows>;
+    static constexpr int count = rows / 32;   // of this lane's rows
+    const uint8_t *source[count];
     uint8_t *first;        // where this lane copies to in the first page
     int step, left;        // bytes from word to word in memory; scales from the next page to the end of the row
     int words;             // of scales from there to the end of the run
     bool whole, aligned;   // whether pages begin at multiples of 16 bytes, or at least of 4
 
     FewScaleCopies() = default;
-    // Of row `row` of a matrix, from unit `begin` to unit `end`.
-    __device__ FewScaleCopies(Ring &ring, const BlockRows &operand, int matrix, int row, int begin, int end) {
+    // Of rows of a matrix from `first_row` on, to row `last` at most, in some order; from unit `begin` to unit `end`.
+    __device__ FewScaleCopies(typename Ring::Page &page, const BlockRows &operand, int matrix, int first_row, int last,
+                              int begin, int end, const int *order = nullptr) {
         const tile::ScalePlaces &places = operand.places;
         const int block = 4 * Ring::unit_words * begin;
-        source = operand.scales + places.at(operand.first_row + matrix * operand.scale_rows + row, block);
-        first = tile::of_lane(ring.scales.page[0].of_row);
+#pragma unroll
+        for (int i = 0; i < count; ++i) {
+            const int place = min(tile::lane_item(first_row + 32 * i), last), row = order ? order[place] : place;
+            source[i] = operand.scales + places.at(operand.first_row + matrix * operand.scale_rows + row, block);
+            // Not the last row again: all blocks would meet at it in the L2.
+            if (i > 0 && tile::lane_item(first_row + 32 * i) > last) source[i] = source[i - 1];
+        }
+        first = page.of_row[tile::lane_item(0)];
         step = places.swizzled ? tile::scale_tile_bytes : 4;
         left = int(places.blocks) - block, words = Ring::unit_words * (end - begin);
         const uintptr_t places_of_rows = reinterpret_cast<uintptr_t>(operand.scales) | places.stride;
@@ -361,7 +371,19 @@ struct FewScaleCopies {
 
     // Starts copying the next page to the one at `offset`. Unaligned ones go through registers.
     __device__ void copy(uint32_t offset) {
-        uint8_t *const target = first + offset;
+#pragma unroll
+        for (int i = 0; i < count; ++i) {
+            copy(first + offset + 32 * i * sizeof(ring_row), source[i]);
+            source[i] += 4 * step;
+        }
+        left -= 16, words -= 4;
+    }
+
+private:
+    using ring_row = uint8_t[16];
+
+    // The same of one row.
+    __device__ void copy(uint8_t *target, const uint8_t *source) const {
         if (whole) [[likely]] {
             ptx::cp_async_cg_16(static_cast<uint32_t>(__cvta_generic_to_shared(target)), source, left > 0);
         } else {
@@ -379,7 +401,6 @@ struct FewScaleCopies {
                 }
             }
         }
-        source += 4 * step, left -= 16, words -= 4;
     }
 };
 
@@ -406,8 +427,8 @@ struct FewCopies {
         begin = min(warp * of_warp, units), end = min(begin + of_warp, units), filled = begin;
         rows = FewRowsOfB<Format, bytes>(ring, b, options, place, begin, end);
         if constexpr (Ring::scaled) {
-            const int row = min(tile::lane_item(place.first_col), options.cols - 1);
-            scales = FewScaleCopies<Format>(ring, b, place.group, row, begin, end);
+            scales = FewScaleCopies<Format>(ring.scales.page[0], b, place.group, place.first_col, options.cols - 1,
+                                            begin, end);
         }
     }
 
@@ -477,12 +498,12 @@ __device__ inline uint32_t factor_of_a(uint32_t scale) {
 }
 
 // Not 0 where one of the first `words` words of scales of a row of a page is outside of those that `Scales` names.
-template <class Scales>
+template <class Scales, int rows = few_cols>
 __device__ inline uint32_t outside_of_page(const uint8_t *page, int words) {
     uint32_t any = 0;
     if (tile::StepShare<1>::first() < words) {   // a lane has the same word of every eighth row
 #pragma unroll
-        for (int i = 0; i < few_cols / 8; ++i)
+        for (int i = 0; i < rows / 8; ++i)
             any |= Scales::outside(reinterpret_cast<const uint32_t *>(page)[tile::lane_item(32 * i)]);
     }
     return any & 0x80808080;
@@ -584,7 +605,9 @@ __device__ inline void find_rows_of_a(Shared &shared, const RowsA &a, const Gemm
 // The epilogue of floats without an activation, or with a gate: a thread has one sum of every eighth row. Its addresses
 // and factors are found while the block multiplies, so that little code follows, which the block fetches from memory.
 // The residual is on its way too, of up to 8 `eights` rows; of more it is left to Epilogue.
-template <int eights>
+//
+// eights: how many rows have their residual in registers; `apart`: from row to row; most: rows whose residual is added.
+template <int eights, int apart = 8, int most = apart * eights>
 struct FewElements {
     bool wanted = false, gated, adds;
     int left;   // rows from this thread's first one on; 0 if it stores nothing
@@ -600,20 +623,31 @@ struct FewElements {
         const EpilogueOptions &to = options.epilogue;
         const Activation activation = Activation(to.activation);
         const TypedRows biases(to.bias, 0), out(to.out, place.matrix * to.out_batch);
-        const TypedRows residual = to.in_place ? out : TypedRows(to.residual, place.matrix * to.residual_batch);
+        const TypedRows residual = residual_of(to, place);
         gated = activation == Activation::swiglu, adds = residual.there();
         wanted = EndingFormat(to.ending) == EndingFormat::none && (gated || activation == Activation::none) &&
-                 !(adds && rows > 8 * eights);
+                 !(adds && rows > most);
         const int of_sum = tile::lane_item(place.first_col), column = of_sum >> gated;
         const int row = place.first_row + warp;
         const bool there = wanted && of_sum < options.cols;
         left = there && !(gated && threadIdx.x % 2) ? rows - warp : 0;
-        target = out.at(row, column), step = 8 * out.stride, type = out.type;
+        target = out.at(row, column), step = apart * out.stride, type = out.type;
         gate = {to.limit, to.gate_alpha, to.offset};
         factor = to.factor(place.group);
         if (there && biases.there()) bias = element(biases, place.group, of_sum);
+        load_more(residual, row, column);
+    }
+
+    __device__ static TypedRows residual_of(const EpilogueOptions &to, const TilePlace &place) {
+        return to.in_place ? TypedRows(to.out, place.matrix * to.out_batch)
+                           : TypedRows(to.residual, place.matrix * to.residual_batch);
+    }
+
+    // Starts loading the residual of rows from `row` on, of which `left` exist.
+    __device__ void load_more(const TypedRows &residual, int row, int column) {
 #pragma unroll
-        for (int i = 0; i < eights; ++i) more[i] = adds && 8 * i < left ? element(residual, row + 8 * i, column) : 0.0f;
+        for (int i = 0; i < eights; ++i)
+            more[i] = adds && apart * i < left ? element(residual, row + apart * i, column) : 0.0f;
     }
 
     // Ends with this thread's sum of the `number`-th eight rows. Called by whole warps.
@@ -621,7 +655,7 @@ struct FewElements {
         float value = fmaf(sum, factor, bias);
         if (gated) value = gate(value, ptx::shfl_sync_bfly_f32(value, 1));
         if (adds) value += more[eights > 1 ? number : 0];
-        if (8 * number < left) TypedRows::store_at(target + number * step, type, value);
+        if (apart * number < left) TypedRows::store_at(target + number * step, type, value);
     }
 
 private:
@@ -845,23 +879,26 @@ __device__ inline TilePlace place_of_few_rows(const RowsB &b, const GemmOptions 
     return place;
 }
 
+// The total over all runs at one place of their stagings.
+template <class Runs, class Warp>
+__device__ inline float total_of_runs(const Warp (&of_run)[few_warps], int tile, int at) {
+    float sum[few_warps];
+#pragma unroll
+    for (int j = 0; j < few_warps; ++j) sum[j] = of_run[j].staging[tile].words[at];
+#pragma unroll
+    for (int width = 1; width < few_warps; width *= 2)
+#pragma unroll
+        for (int j = 0; j < few_warps; j += 2 * width) sum[j] += sum[j + width];
+    return sum[0] * Runs::lift;
+}
+
 // Adds the sums of all runs and ends 32 columns of C: by the few_warps warps that hold a run each, of which this is
 // number `run`. Called by all threads of the block, behind a barrier. Elements of more than eight rows suit all calls.
 template <class Runs, class Warp, int eights>
 __device__ inline void end_few_rows(Warp (&of_run)[few_warps], const GemmOptions &options, const TilePlace &place,
                                     const FewElements<eights> &elements, int rows, int run) {
-    // The totals over all runs.
     using Staging = tile::AccumulatorStaging<few_cols>;
-    const auto total = [&](int tile, int at) {
-        float sum[few_warps];
-#pragma unroll
-        for (int j = 0; j < few_warps; ++j) sum[j] = of_run[j].staging[tile].words[at];
-#pragma unroll
-        for (int width = 1; width < few_warps; width *= 2)
-#pragma unroll
-            for (int j = 0; j < few_warps; j += 2 * width) sum[j] += sum[j + width];
-        return sum[0] * Runs::lift;
-    };
+    const auto total = [&](int tile, int at) { return total_of_runs<Runs>(of_run, tile, at); };
     const int first = Staging::place(run, tile::lane_item(0));
     if constexpr (eights > 1) {
 #pragma unroll

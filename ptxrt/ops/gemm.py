@@ -22,9 +22,13 @@ from .gemm_kernels import (
     BLOCK_PAIRS,
     FEW_BLOCK_GEMM,
     NORMED_COLS,
+    PLAIN,
+    WIDE_BLOCK_GEMM,
     activate,
     gemm_bf16,
     gemm_few_bf16,
+    gemm_wide_bf16,
+    is_wide,
     normed_rows,
 )
 from .outputs import Target, same_memory
@@ -38,10 +42,18 @@ from .smoothing import operand_scale
 
 @dataclass(frozen=True)
 class Product:
-    """The kernels of a pair of formats: for whole tiles and for few rows."""
+    """The kernels of a pair of formats: for whole tiles, for few rows, and for many of these with a short epilogue."""
 
     tiles: Kernel
     few: Kernel
+    wide: Kernel
+
+    def for_call(self, call: Call, quantizes: bool) -> Kernel:
+        """Return the kernel for a call. No bit depends on the choice between `few` and `wide`."""
+        if not _cuts(call):
+            return self.tiles
+        short = ACTIVATIONS[call.activation] in PLAIN and not quantizes
+        return self.wide if short and is_wide(call.a.format, call.rows, call.cols * math.prod(call.batch)) else self.few
 
 
 if TYPE_CHECKING:
@@ -123,7 +135,7 @@ def matmul(
     depend neither on the other rows nor on the batch; only calls of up to 64 rows and calls of more may differ. M or N
     of 0 gives an empty C, K of 0 gives activation(bias) + residual. If all arrays are NumPy arrays, results are NumPy
     arrays. If any is a device array, results stay on the device and the call does not wait. Kernels: `gemm_NAME`, and
-    `gemm_few_NAME` if K is split.
+    `gemm_few_NAME` or `gemm_wide_NAME` if K is split.
 
     a and b are both bf16, f16, mxfp8, mxfp4 or nvfp4; or a is mxfp8 and b mxfp4; or a is bf16 and b nvfp4, mxfp4 or
     mxfp8.
@@ -601,7 +613,7 @@ def _launch(call: Call, place: Place, options, operands, residual, **outputs) ->
     if residual is not None:
         arguments[f"residual_{format_of(residual.dtype)}"] = residual
     product = PRODUCTS[call.a.format, call.b.format] if call.depth else PRODUCTS["bf16", "bf16"]
-    kernel = product.few if _cuts(call) else product.tiles
+    kernel = product.for_call(call, "codes" in outputs)
     kernel(**_accepted(kernel, arguments), **outputs, stream=place.stream)
 
 
@@ -696,7 +708,7 @@ _AMAX_PARTS = 1024
 
 # (format of a, format of b) -> the kernels. A new pair is a new line here.
 PRODUCTS = {
-    ("bf16", "bf16"): Product(gemm_bf16, gemm_few_bf16),
-    ("f16", "f16"): Product(gemm_bf16, gemm_few_bf16),
-    **{pair: Product(BLOCK_GEMM[pair], FEW_BLOCK_GEMM[pair]) for pair in BLOCK_PAIRS},
+    ("bf16", "bf16"): Product(gemm_bf16, gemm_few_bf16, gemm_wide_bf16),
+    ("f16", "f16"): Product(gemm_bf16, gemm_few_bf16, gemm_wide_bf16),
+    **{pair: Product(BLOCK_GEMM[pair], FEW_BLOCK_GEMM[pair], WIDE_BLOCK_GEMM[pair]) for pair in BLOCK_PAIRS},
 }

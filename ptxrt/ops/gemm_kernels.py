@@ -15,6 +15,8 @@ from .endings import ENDINGS, ending_layout
 
 # Activations, indexed by the kernels' scalar `activation`.
 ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu", "swiglu")
+# Those of kernels with a short epilogue.
+PLAIN = (None, "swiglu")
 # Compiled tiles: columns -> rows.
 TILE_ROWS = {64: 64, 128: 128, 256: 128}
 # (format of A, format of B) with at least one block format.
@@ -203,6 +205,13 @@ def _flops(block: int):
     return flops
 
 
+def is_wide(format_a: str, rows: int, cols: int) -> bool:
+    """Whether a product of up to 64 rows is one for wide blocks: of so many rows, and of enough columns of all matrices
+    for most multiprocessors."""
+    expanded = format_a in BLOCK_FORMATS
+    return rows > (32 if expanded else 16) and cols >= (5120 if expanded else 4096)
+
+
 # Products of more columns do not norm rows of A, because each of their many blocks would do it.
 NORMED_COLS = 8192
 
@@ -317,6 +326,9 @@ values, the global scale of NVFP4.
 FEW_TEXT = """For few rows: the depth is cut into eight runs of whole units of 32 values if B has 16 bits, else of 128.
 Each run is summed separately; the sums are added in pairs. A row's bits depend on the depth and the formats alone.
 """
+WIDE_TEXT = """With the bits of the kernel for few rows, but made for many of up to 64: a block has more columns and all
+rows, so that codes are converted less often. There is no other activation than swiglu, and C is not quantized.
+"""
 NORM_TEXT = """a_norm: rows of A are first divided by the root of their mean square plus a_eps, multiplied by a_norm and
 rounded, with the bits of `norm_rows`: at most 8 rows, as long as 256 lanes of 32 values, a power of two for each row,
 hold them all. halves: the 16-bit halves of a value of A: 1; 2 if the rows to norm are float32.
@@ -428,16 +440,28 @@ def _normed_half_in_blocks(
 
 def _signature(*functions) -> inspect.Signature:
     """Join the parameters of several functions; keyword parameters come last."""
-    parameters = [p for function in functions for p in inspect.signature(function).parameters.values()]
+    signatures = [inspect.signature(function) for function in functions]
+    parameters = [p for signature in signatures for p in signature.parameters.values()]
     ends = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-    numbers = [p for p in inspect.signature(functions[-1]).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    numbers = [p for p in signatures[-1].parameters.values() if p.kind is p.KEYWORD_ONLY]
     # in the order of the entries' parameters: numbers that all kernels have, then those of operands
     ends = numbers + [p for p in ends if p not in numbers]
     return inspect.Signature([p for p in parameters if p.kind is not p.KEYWORD_ONLY] + ends)
 
 
-def _declare(name: str, operands, read, text: str, **options):
-    """Declare a kernel. read: returns its operands in float64 from the arguments by name."""
+def _plain_ends():
+    """The same for kernels of floats without an activation or with a gate."""
+
+
+_allowed = dict(activation=Scalar[(i32, *map(ACTIVATIONS.index, PLAIN))], ending=Scalar[i32, 0])
+_plain_ends.__signature__ = inspect.Signature(
+    [p.replace(annotation=_allowed.get(p.name, p.annotation)) for p in inspect.signature(_ends).parameters.values()]
+)
+
+
+def _declare(name: str, operands, read, text: str, ends=_ends, **options):
+    """Declare a kernel. read: returns its operands in float64 from the arguments by name. ends: has the signature of
+    the arguments after the operands."""
 
     def body(**options):
         outputs = {x: options.pop(x) for x in ("out_f32", "out_f16", "out_bf16", "codes", "scales")}
@@ -447,7 +471,7 @@ def _declare(name: str, operands, read, text: str, **options):
 
     body.__name__ = body.__qualname__ = name
     body.__doc__ = text
-    body.__signature__ = _signature(operands, _ends)
+    body.__signature__ = _signature(operands, ends)
     draw = dict(
         group_starts=example_starts, order=example_order, out_global=example_levels, alphas=example_levels
     ) | options.pop("draw")
@@ -486,6 +510,21 @@ def few_cases(one) -> list[dict]:
             for bias, residual in (("f32", "f16"), ("f16", "f32"))
         ),
         one(5, 40, 160, ending="mxfp8", swizzled=1),
+    ]
+
+
+def wide_cases(one) -> list[dict]:
+    """Cases of many of up to 64 rows: all of them and fewer, empty and long runs of the depth, tails of K, columns that
+    end amid a block, groups."""
+    groups = dict(groups=4, starts=5, group_starts=True)
+    return [
+        one(64, 136, 5216, out_f32=True),
+        one(33, 72, 32, 2, out_bf16=True, bias_f32=True, residual_bf16=True),
+        one(50, 200, 1056, 2, out_f16=True, bias_f16=True, residual_f32=True, alpha=0.5, swizzled=1),
+        one(40, 136, 96, width=68, out_bf16=True, bias_f32=True, activation=5, alpha=0.125),
+        one(64, 64, 96, width=32, out_f32=True, activation=5, limit=2.0, offset=1.0, residual_f32=True, in_place=0),
+        one(75, 136, 64, **groups, order=True, tokens=25, out_f32=True, alphas=True, alpha_count=4),
+        one(90, 40, 64, groups=70, starts=71, group_starts=True, out_f32=True),
     ]
 
 
@@ -571,6 +610,19 @@ gemm_few_bf16 = _declare(
         _few_case(5, 136, 96, width=68, out_bf16=True, bias_f32=True, activation=5, alpha=0.125),
         _few_case(7, 70, 96, 2, out_f32=True, residual_f16=True, alpha=0.5),
     ],
+    draw=dict(a=_values, b=_values),
+)
+
+
+gemm_wide_bf16 = _declare(
+    "gemm_wide_bf16",
+    _in_16_bits,
+    lambda options: [options.pop(x).astype(np.float64) for x in "ab"],
+    TEXT.format(a="bf16 or f16", b="the same", alpha="") + FEW_TEXT + WIDE_TEXT + LAST,
+    ends=_plain_ends,
+    block=1,
+    derived=_few_axes("bf16"),
+    cases=wide_cases(lambda *sizes, swizzled=0, **rest: case(*sizes, **rest)),
     draw=dict(a=_values, b=_values),
 )
 
@@ -668,13 +720,13 @@ def block_cases(a: str, b: str) -> list[dict]:
     ]
 
 
-def _declare_blocks(a: str, b: str, few: bool = False):
-    """Declare the kernel for a pair with at least one block format."""
+def _declare_blocks(a: str, b: str, few: bool = False, wide: bool = False):
+    """Declare the kernel for a pair with at least one block format. few: that for few rows; wide: for many of them."""
     half = a == "bf16"
-    name = "gemm_" + "few_" * few + a + (f"_{b}" if a != b else "")
+    name = "gemm_" + "few_" * few + "wide_" * wide + a + (f"_{b}" if a != b else "")
     drawn = {"a": _values} if half else {}
     for unusual, (side, format) in enumerate([("b", b)] if half else [("a", a), ("b", b)], 1):
-        scales = _draw_scales(format, unusual if few else None)
+        scales = _draw_scales(format, unusual if few or wide else None)
         drawn |= {f"{side}_codes": _draw_codes(format), f"{side}_scales": scales, f"{side}_global": example_levels}
 
     def read(options):
@@ -685,7 +737,12 @@ def _declare_blocks(a: str, b: str, few: bool = False):
 
     normed = few and half
     halves = {"halves": 1} if normed else {}
-    cases = few_cases(lambda *sizes, **rest: block_case(a, b, *sizes, **halves, **rest)) if few else block_cases(a, b)
+    if few or wide:
+        cases = (few_cases if few else wide_cases)(
+            lambda *sizes, **rest: block_case(a, b, *sizes, **halves, **rest),
+        )
+    else:
+        cases = block_cases(a, b)
     if normed:
         cases += [
             block_case(a, b, rows, 40, depth, halves=halves, out_f32=True, a_norm=True, a_eps=1e-5)
@@ -698,17 +755,20 @@ def _declare_blocks(a: str, b: str, few: bool = False):
         read,
         TEXT.format(a=a, b="the same" if a == b else b, alpha=" times the global scales")
         + BLOCKS_TEXT
-        + FEW_TEXT * few
+        + FEW_TEXT * (few or wide)
+        + WIDE_TEXT * wide
         + NORM_TEXT * normed
         + LAST,
+        ends=_plain_ends if wide else _ends,
         block=BLOCK_FORMATS[b].block,
-        variants={} if few else dict(tile=tiles_of(a, b)),
-        derived=_few_axes(a) if few else _tile_axes(tiles_of(a, b)),
+        variants={} if few or wide else dict(tile=tiles_of(a, b)),
+        derived=_few_axes("bf16" if wide else a) if few or wide else _tile_axes(tiles_of(a, b)),
         cases=cases,
         draw=drawn,
     )
 
 
-# (format of A, format of B) -> the kernel for whole tiles, and the one for few rows.
+# (format of A, format of B) -> the kernel for whole tiles, the one for few rows, and the one for many of them.
 BLOCK_GEMM = {pair: _declare_blocks(*pair) for pair in BLOCK_PAIRS}
 FEW_BLOCK_GEMM = {pair: _declare_blocks(*pair, few=True) for pair in BLOCK_PAIRS}
+WIDE_BLOCK_GEMM = {pair: _declare_blocks(*pair, wide=True) for pair in BLOCK_PAIRS}

@@ -1,0 +1,5 @@
+// gemm_wide_bf16_nvfp4: matrix products of 33 to 64 rows, of A in bf16 and B in nvfp4.
+#include "kernel.cuh"
+#include "op/gemm_wide.cuh"
+
+WIDE_HALF_GEMM(UNIT, tile::Nvfp4)

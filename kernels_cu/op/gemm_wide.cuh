@@ -1,0 +1,370 @@
+// Matrix products of 33 to 64 rows, with the sums and the bits of gemm_small.cuh: MMAs and conversions of codes then
+// take longer than B takes from memory. C is floats, without an activation or with a gate.
+//
+// A block has 64 columns, and a warp all of them and all rows over its run of the depth. A code of A is thus expanded
+// once for 64 columns and one of B once for all rows, in registers. Rows of A and their scales come through rings of
+// shared memory as those of B do. Only some machines have enough of it; on others these products are those of
+// gemm_small.cuh.
+#pragma once
+
+#include <cstdint>
+
+#include "gemm_small.cuh"
+
+namespace op {
+
+constexpr int wide_rows = 64, wide_cols = 64, wide_halves = wide_cols / few_cols;
+
+// What a warp has in shared memory, with `stages_` steps of A.
+template <class FormatA, class FormatB, int stages_>
+struct WideWarp {
+    using Ring = FewRing<FormatB, wide_cols>;
+    using RingOfA = FewRing<FormatA, wide_rows>;
+    static constexpr int stages = stages_, fragments = wide_rows / 8;
+    struct Rings {
+        uint4 a[stages][fragments][32];   // a chunk of each lane
+        std::conditional_t<RingOfA::scaled, typename RingOfA::Page[at_least_one(RingOfA::pages)], NoScaleCopies>
+            scales_of_a;
+        Ring b;   // last: the compiler places what follows an empty member wrongly
+    };
+    union {
+        Rings rings;
+        tile::AccumulatorStaging<few_cols> staging[wide_halves * wide_rows / 16];   // of half a block's columns each
+    };
+};
+template <class FormatA, class FormatB>
+struct WideShared {
+    static constexpr bool has_three = ptx::shared_bytes_per_block >= few_warps * sizeof(WideWarp<FormatA, FormatB, 3>);
+    using Warp = WideWarp<FormatA, FormatB, has_three ? 3 : 2>;
+    static constexpr int rows = wide_rows;
+    Warp warp[few_warps];
+    const uint8_t *codes_of_a[rows], *scales_of_a[rows];   // where rows of A begin
+};
+template <class FormatA, class FormatB>
+constexpr bool has_wide_blocks = ptx::shared_bytes_per_block >= sizeof(WideShared<FormatA, FormatB>);
+
+// Factors of a lane's scales in a step, as pairs: of one scale twice, or of two if the lane's values have two.
+template <class Format, int values, bool in_halves>
+struct WideScales {
+    static constexpr int of_step = scales_of_run<Format, values>;
+    static constexpr int stride = of_step > 1 ? 1 : 4 * values / values_of_scale<Format>;
+    uint32_t offset, selector;
+
+    // In step `step` of a unit.
+    __device__ explicit WideScales(int step) {
+        const int block = tile::StepShare<values>::first() / Format::block + step * of_step * stride;
+        const uint32_t first = block % 4, second = of_step > 1 ? first + 1 : first;
+        offset = 16 * tile::StepShare<values>::row() + 4 * (block / 4);
+        selector = in_halves ? 0x4040 | first | second << 8 : 0x4400 | first | second << 4;
+    }
+    // Of all tiles of eight rows; `scales` is where the unit's scales of the first row begin.
+    template <class Factors, int tiles>
+    __device__ void load(uint32_t (&factors)[tiles], const uint8_t *scales, Factors &&factors_of) const {
+#pragma unroll
+        for (int i = 0; i < tiles; ++i) {
+            const uint32_t word = *reinterpret_cast<const uint32_t *>(scales + (offset + 16 * 8 * i));
+            factors[i] = factors_of(__byte_perm(word, 0, selector));
+        }
+    }
+    // The factor of the eight values from 8 `part` on.
+    __device__ static uint32_t of_part(uint32_t two, int part) {
+        if constexpr (of_step > 1) return __byte_perm(two, 0, 8 * part < values_of_scale<Format> ? 0x1010 : 0x3232);
+        else return two;
+    }
+};
+template <class Runs>
+__device__ inline uint32_t factors_of_a(uint32_t scales) {
+    if constexpr (checks_scales<Runs>) return Runs::ScalesOfA::factors(scales);
+    else return Runs::factors(scales);
+}
+
+// The codes of eight values of a lane.
+template <int bits>
+__device__ inline void read_eight(uint32_t (&words)[bits / 4], const void *from) {
+    if constexpr (bits == 16) {
+        const uint4 all = *static_cast<const uint4 *>(from);
+        words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
+    } else if constexpr (bits == 8) {
+        const uint2 all = *static_cast<const uint2 *>(from);
+        words[0] = all.x, words[1] = all.y;
+    } else {
+        words[0] = *static_cast<const uint32_t *>(from);
+    }
+}
+
+// C of up to 64 rows and 64 columns.
+template <class FormatA, class FormatB, class RowsA, class RowsB>
+__device__ inline void gemm_of_wide_blocks(const RowsA &a, const RowsB &b, const GemmOptions &options) {
+    using Shared = WideShared<FormatA, FormatB>;
+    using Warp = typename Shared::Warp;
+    using Ring = typename Warp::Ring;
+    using RingOfA = typename Warp::RingOfA;
+    constexpr auto order = FormatB::bits == 4 ? tile::PairOrder::crossed : tile::PairOrder::natural;
+    constexpr int values = 128 / FormatA::bits, parts = values / 8, bytes = values * FormatB::bits / 8;
+    constexpr int tiles = Ring::tiles, fragments = Warp::fragments, step_bytes = 64;                // of A
+    constexpr int steps_of_unit = Ring::unit / (4 * values), steps = Ring::units * steps_of_unit;   // of a line
+    static_assert(steps > 1, "a copied line has two steps to come");
+    using Share = tile::StepShare<values>;
+    auto &shared = ::shared<Shared>();
+    if (options.group_starts || options.order) ptx::griddepcontrol_wait();   // the place or the rows are in memory
+    const TilePlace place = TilePlace::of_block<wide_rows, wide_cols, false, true>(options);
+    if (!place.there) return ptx::griddepcontrol_wait();
+    const int warp = ptx::of_this_branch(threadIdx.x / 32);
+    auto &rings = shared.warp[warp].rings;
+    const int units = ceil_div(b.bytes, Ring::unit_bytes), of_warp = Ring::units_of_run(b.bytes);
+    const int begin = min(warp * of_warp, units), end = min(begin + of_warp, units);
+    const int rows = min(place.end_row - place.first_row, wide_rows);
+    // Lines of B, and pages of scales.
+    FewRowsOfB<FormatB, bytes, wide_cols> rows_b(rings.b, b, options, place, begin, end);
+    std::conditional_t<Ring::scaled, FewScaleCopies<FormatB, wide_cols>, NoScaleCopies> scales_b;
+    std::conditional_t<RingOfA::scaled, FewScaleCopies<FormatA, wide_rows>, NoScaleCopies> scales_a;
+    if constexpr (Ring::scaled)
+        scales_b = FewScaleCopies<FormatB, wide_cols>(rings.b.scales.page[0], b, place.group, place.first_col,
+                                                      options.cols - 1, begin, end);
+    if constexpr (RingOfA::scaled)
+        scales_a = FewScaleCopies<FormatA, wide_rows>(rings.scales_of_a[0], a, place.matrix, place.first_row,
+                                                      place.end_row - 1, begin, end, options.order);
+    int filled = begin;
+    uint32_t stage = 0, page = 0;   // where the next ones begin
+    const auto copy_scales = [&] {
+        if constexpr (Ring::scaled) {
+            if (filled < end && (filled - begin) % Ring::page_units == 0) {
+                scales_b.copy(page);
+                if constexpr (RingOfA::scaled) scales_a.copy(page);
+                page = next_in_ring(page, sizeof(typename Ring::Page), Ring::pages);
+            }
+        }
+    };
+    const auto next_line = [&] {
+        filled += Ring::units;
+        stage = next_in_ring(stage, sizeof(typename Ring::Stage), Ring::stages);
+    };
+    const auto copy_b = [&] {
+        // A line that the L2 fetches with the next one delays others: it pays where memory is what binds.
+        if (filled < end) rows_b.template copy<(FormatB::bits == 16)>(stage);
+        copy_scales();
+        next_line();
+    };
+    // Half of the first line: the loop needs the first half early.
+    const auto copy_half = [&](int half) {
+        using Lines = tile::SwizzledLines<bytes>;
+        const int row = Share::row(), chunk = 4 * half + Share::quarter(), at = Ring::unit_bytes * begin + 16 * chunk;
+        const uint8_t *const source = b.data + place.group * b.batch + (place.first_col + row) * b.stride + at;
+        const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(rows_b.codes)) + Ring::line * row +
+                                16 * (chunk ^ Lines::swizzle(row));
+        const int left = min(b.bytes, Ring::unit_bytes * end) - at, there = options.cols - place.first_col - row;
+#pragma unroll
+        for (int i = 0; i < tiles; ++i) {
+            const bool present = left > 0 && 8 * i < there;
+            if constexpr (FormatB::bits < 16)
+                ptx::cp_async_cg_16_once(target + 8 * Ring::line * i, source + 8 * i * b.stride, present);
+            else ptx::cp_async_cg_16(target + 8 * Ring::line * i, source + 8 * i * b.stride, present);
+        }
+    };
+    // Steps of A.
+    find_rows_of_a<FormatA>(shared, a, options, place);
+    ptx::bar_sync();   // all threads see where rows of A begin
+    int64_t at = begin * Ring::unit * FormatA::bits / 8 + 16 * Share::quarter();
+    const uint8_t *const *const codes_of = shared.codes_of_a + Share::row();
+    int left = a.bytes - int(at);
+    const int there = rows - Share::row();
+    constexpr uint32_t stage_bytes = sizeof(rings.a[0]), fragment_bytes = sizeof(rings.a[0][0]);
+    const uint8_t *const chunks = reinterpret_cast<const uint8_t *>(&tile::of_lane(rings.a[0][0]));
+    const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(chunks));
+    uint32_t filled_a = 0, read_a = 0;
+    // Starts copying the next step. Rows past the end are zeros: all blocks would meet at the last one in the L2.
+    const auto copy_a = [&] {
+#pragma unroll
+        for (int j = 0; j < fragments; ++j)
+            ptx::cp_async_cg_16(target + filled_a + j * fragment_bytes, codes_of[8 * j] + at,
+                                left > 0 && 8 * j < there);
+        at += step_bytes, left -= step_bytes;
+        filled_a = next_in_ring(filled_a, stage_bytes, Warp::stages);
+    };
+    ptx::griddepcontrol_wait();
+    copy_scales(), copy_a(), copy_half(0), ptx::cp_async_commit_group();
+    copy_half(1);
+    if constexpr (Warp::stages > 2) copy_a();
+    ptx::cp_async_commit_group();
+    rows_b.source += Ring::line, rows_b.left -= Ring::line;
+    next_line();
+
+    tile::Accumulator sums[fragments][wide_halves][few_cols / 16] = {};
+    uint32_t stage_read = 0, page_read = 0;
+    int unit = begin;
+    // Whether a scale of the next `words` words of a page does not suit f16.
+    const auto any_outside = [&](uint32_t page, int words) {
+        if constexpr (few_in_halves<FormatA, FormatB>) {
+            using Half = tile::MxRunsToF16<FormatA, FormatB>;
+            const uint32_t outside =
+                outside_of_page<typename Half::ScalesOfA, wide_rows>(rings.scales_of_a[0].of_row[0] + page, words) |
+                outside_of_page<typename Half::ScalesOfB, wide_cols>(rings.b.scales.page[0].of_row[0] + page, words);
+            return ptx::vote_sync_any(outside);
+        }
+        return false;
+    };
+    const auto multiply_lines = [&](auto in_16_bits) {
+        using Runs = decltype(in_16_bits);
+        constexpr bool in_halves = checks_scales<Runs>;
+        using Element = typename MmaElement<Runs, typename Expanded<FormatA, FormatB>::Element>::Type;
+#pragma unroll 1
+        for (; unit < end; unit += Ring::units) {
+            [[maybe_unused]] const int unit_in_page = (unit - begin) % Ring::page_units;
+#pragma unroll 1
+            for (int step = 0; step < steps; ++step) {
+                const int of_line = step / steps_of_unit;
+                if (step > 0 && unit + of_line >= end) break;
+                ptx::cp_async_wait_group<1>();
+                ptx::bar_warp_sync();   // all lanes see this step and have read the one before it
+                if (in_halves && step == 0 && unit_in_page == 0 &&
+                    any_outside(page_read, Ring::unit_words * (end - unit)))
+                    return;
+                [[maybe_unused]] uint32_t factors_b[tiles], factors_a[fragments];
+                [[maybe_unused]] const int scales_at = page_read + (unit_in_page + of_line) * Ring::unit_words * 4;
+                if constexpr (Ring::scaled)
+                    WideScales<FormatB, values, in_halves>(step % steps_of_unit)
+                        .load(factors_b, rings.b.scales.page[0].of_row[0] + scales_at, factors_of_b<Runs>);
+                if constexpr (RingOfA::scaled)
+                    WideScales<FormatA, values, in_halves>(step % steps_of_unit)
+                        .load(factors_a, rings.scales_of_a[0].of_row[0] + scales_at, factors_of_a<Runs>);
+                copy_a();
+                if constexpr (Warp::stages == 2) ptx::cp_async_commit_group();
+                if (step == 0) copy_b();
+                ptx::cp_async_commit_group();
+#pragma unroll 1
+                for (int part = 0; part < parts; ++part) {
+                    uint32_t pairs_b[tiles][4], pairs_a[fragments][4];
+                    const auto expand_b = [&](int i) {
+                        uint32_t words[FormatB::bits / 4];
+                        read_eight<FormatB::bits>(words, rows_b.codes + ((rows_b.from ^ 4 * bytes * step) + stage_read +
+                                                                         8 * Ring::line * i + FormatB::bits * part));
+                        uint32_t scale = 0;
+                        if constexpr (Ring::scaled)
+                            scale = WideScales<FormatB, values, in_halves>::of_part(factors_b[i], part);
+                        pairs_of<Runs, FormatB, Element, order, true>(words, 0, pairs_b[i], scale);
+                    };
+                    const auto expand_a = [&](int j) {
+                        uint32_t words[FormatA::bits / 4], scale = 0;
+                        read_eight<FormatA::bits>(words, chunks + (read_a + j * fragment_bytes + FormatA::bits * part));
+                        if constexpr (RingOfA::scaled)
+                            scale = WideScales<FormatA, values, in_halves>::of_part(factors_a[j], part);
+                        pairs_of<Runs, FormatA, Element, order, false>(words, 0, pairs_a[j], scale);
+                    };
+                    const auto multiply = [&](int j, int i, int k) {
+                        const tile::FragmentB of_a = {pairs_a[j][2 * k], pairs_a[j][2 * k + 1]};
+                        const tile::FragmentA of_b = {pairs_b[i][2 * k], pairs_b[i + 1][2 * k], pairs_b[i][2 * k + 1],
+                                                      pairs_b[i + 1][2 * k + 1]};
+                        tile::multiply(sums[j][i / 4][i / 2 % 2], of_b, of_a, Element{});
+                    };
+                    // Expanded operands meet as soon as they are there, so that conversions and MMAs alternate.
+#pragma unroll
+                    for (int j = 0; j < fragments; ++j) {
+                        expand_a(j);
+#pragma unroll
+                        for (int k = 0; k < 2; ++k)
+#pragma unroll
+                            for (int i = 0; i < min(2 * j, tiles); i += 2) multiply(j, i, k);
+                        if (2 * j < tiles) {
+                            expand_b(2 * j), expand_b(2 * j + 1);
+#pragma unroll
+                            for (int k = 0; k < 2; ++k)
+#pragma unroll
+                                for (int other = 0; other <= j; ++other) multiply(other, 2 * j, k);
+                        }
+                    }
+                }
+                read_a = next_in_ring(read_a, stage_bytes, Warp::stages);
+            }
+            stage_read = next_in_ring(stage_read, sizeof(typename Ring::Stage), Ring::stages);
+            if constexpr (Ring::scaled) {
+                if ((unit + Ring::units - begin) % Ring::page_units == 0)
+                    page_read = next_in_ring(page_read, sizeof(typename Ring::Page), Ring::pages);
+            }
+        }
+    };
+    if constexpr (few_in_halves<FormatA, FormatB>) {
+        using Half = tile::MxRunsToF16<FormatA, FormatB>;
+        multiply_lines(Half{});
+#pragma unroll
+        for (auto &of_fragment : sums)
+#pragma unroll
+            for (auto &of_half : of_fragment)
+#pragma unroll
+                for (auto &four : of_half)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) four[i] *= Half::lift;
+    }
+    multiply_lines(typename FewExpanded<FormatA, FormatB>::Runs{});
+    ptx::cp_async_wait_group<0>();
+    ptx::bar_warp_sync();   // all lanes have read the rings, which the sums overwrite
+#pragma unroll
+    for (int half = 0; half < wide_halves; ++half)
+#pragma unroll
+        for (int j = 0; j < fragments; j += 2)
+            put_transposed(shared.warp[warp].staging[half * wide_rows / 16 + j / 2], sums[j][half], sums[j + 1][half]);
+    ptx::griddepcontrol_launch_dependents();
+    // The totals and the epilogue: a thread has one column, and every fourth row.
+    constexpr int apart = few_warps / wide_halves, some = 16 / apart;   // warps of 32 columns; rows at once
+    const int half = warp / apart, row = warp % apart;
+    TilePlace there_c = place;
+    there_c.first_col += half * few_cols;
+    FewElements<some, apart, wide_rows> elements;
+    elements.load(options, there_c, rows, row);
+    ptx::bar_sync();   // all threads see the sums of all runs
+    using Staging = tile::AccumulatorStaging<few_cols>;
+    const int first = Staging::place(row, tile::lane_item(0));
+#pragma unroll 1
+    for (int of_tile = 0; 16 * of_tile < rows; ++of_tile) {
+#pragma unroll
+        for (int i = 0; i < some; ++i)
+            elements.finish(i, total_of_runs<typename FewExpanded<FormatA, FormatB>::Runs>(
+                                   shared.warp, half * wide_rows / 16 + of_tile, first + i * apart * few_cols));
+        elements.target += some * elements.step, elements.left -= 16;
+        if (elements.adds)
+            elements.load_more(elements.residual_of(options.epilogue, place),
+                               place.first_row + row + 16 * (of_tile + 1),
+                               tile::lane_item(there_c.first_col) >> elements.gated);
+    }
+}
+
+// The same where there is too little shared memory.
+template <class FormatA, class FormatB, class RowsA, class RowsB>
+__device__ inline void gemm_of_many_few_rows(const RowsA &a, const RowsB &b, const GemmOptions &options) {
+    constexpr int most = few_rows<FormatA>;
+    auto &shared = ::shared<FewShared<FormatA, FormatB>>();
+    const TilePlace place = place_of_few_rows<most, FormatB>(b, options);
+    if (!place.there) return ptx::griddepcontrol_wait();
+    const int rows = min(place.end_row - place.first_row, most), warp = threadIdx.x / 32;
+    FewElements<1> unused;
+    multiply_few_rows<FormatA, FormatB, most / 8>(shared, a, b, options, place, unused);
+    ptx::griddepcontrol_launch_dependents();
+    FewElements<most / 8> elements;
+    elements.load(options, place, rows, warp);
+    ptx::bar_sync();   // all threads see the sums of all runs
+    end_few_rows<typename FewExpanded<FormatA, FormatB>::Runs>(shared.warp, options, place, elements, rows, warp);
+}
+
+template <class FormatA, class FormatB>
+using WideOrFewShared =
+    std::conditional_t<has_wide_blocks<FormatA, FormatB>, WideShared<FormatA, FormatB>, FewShared<FormatA, FormatB>>;
+
+template <class FormatA, class FormatB, class RowsA, class RowsB>
+__device__ inline void gemm_of_wide_or_few(const RowsA &a, const RowsB &b, const GemmOptions &options) {
+    if constexpr (has_wide_blocks<FormatA, FormatB>) gemm_of_wide_blocks<FormatA, FormatB>(a, b, options);
+    else gemm_of_many_few_rows<FormatA, FormatB>(a, b, options);
+}
+
+}   // namespace op
+
+// An entry for 33 to 64 rows.
+#define WIDE_GEMM(name, FormatA, FormatB)                                                                              \
+    KERNEL(name, .threads = {32 * op::few_warps}, .shared_bytes = sizeof(op::WideOrFewShared<FormatA, FormatB>),       \
+           .tile = {op::has_wide_blocks<FormatA, FormatB> ? op::wide_cols : op::few_cols,                              \
+                    op::has_wide_blocks<FormatA, FormatB> ? op::wide_rows : op::few_rows<FormatA>, 1},                 \
+           .min_blocks = op::has_wide_blocks<FormatA, FormatB> ? 1 : op::few_blocks)
+#define WIDE_GEMM_IN_16_BITS(name, Element, Format)                                                                    \
+    WIDE_GEMM(name, Format, Format) GEMM_IN_16_BITS(Element, op::gemm_of_wide_or_few<Format, Format>)
+#define WIDE_BLOCK_GEMM(name, FormatA, FormatB)                                                                        \
+    WIDE_GEMM(name, FormatA, FormatB) GEMM_IN_BLOCKS(op::gemm_of_wide_or_few<FormatA, FormatB>)
+#define WIDE_HALF_GEMM(name, FormatB)                                                                                  \
+    WIDE_GEMM(name, tile::Bf16, FormatB) GEMM_OF_BF16_AND_BLOCKS(op::gemm_of_wide_or_few<tile::Bf16, FormatB>)
