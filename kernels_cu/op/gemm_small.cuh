@@ -349,14 +349,14 @@ struct FewScaleCopies {
     bool whole, aligned;   // whether pages begin at multiples of 16 bytes, or at least of 4
 
     FewScaleCopies() = default;
-    // Of rows of a matrix from `first_row` on, to row `last` at most, in some order; from unit `begin` to unit `end`.
+    // Of rows of a matrix from `first_row` on, to row `last` at most; from unit `begin` to unit `end`.
     __device__ FewScaleCopies(typename Ring::Page &page, const BlockRows &operand, int matrix, int first_row, int last,
-                              int begin, int end, const int *order = nullptr) {
+                              int begin, int end) {
         const tile::ScalePlaces &places = operand.places;
         const int block = 4 * Ring::unit_words * begin;
 #pragma unroll
         for (int i = 0; i < count; ++i) {
-            const int place = min(tile::lane_item(first_row + 32 * i), last), row = order ? order[place] : place;
+            const int row = min(tile::lane_item(first_row + 32 * i), last);
             source[i] = operand.scales + places.at(operand.first_row + matrix * operand.scale_rows + row, block);
             // Not the last row again: all blocks would meet at it in the L2.
             if (i > 0 && tile::lane_item(first_row + 32 * i) > last) source[i] = source[i - 1];

@@ -36,9 +36,7 @@ template <class FormatA, class FormatB>
 struct WideShared {
     static constexpr bool has_three = ptx::shared_bytes_per_block >= few_warps * sizeof(WideWarp<FormatA, FormatB, 3>);
     using Warp = WideWarp<FormatA, FormatB, has_three ? 3 : 2>;
-    static constexpr int rows = wide_rows;
     Warp warp[few_warps];
-    const uint8_t *codes_of_a[rows], *scales_of_a[rows];   // where rows of A begin
 };
 template <class FormatA, class FormatB>
 constexpr bool has_wide_blocks = ptx::shared_bytes_per_block >= sizeof(WideShared<FormatA, FormatB>);
@@ -106,7 +104,6 @@ __device__ inline void gemm_of_wide_blocks(const RowsA &a, const RowsB &b, const
     static_assert(steps > 1, "a copied line has two steps to come");
     using Share = tile::StepShare<values>;
     auto &shared = ::shared<Shared>();
-    if (options.group_starts || options.order) ptx::griddepcontrol_wait();   // the place or the rows are in memory
     const TilePlace place = TilePlace::of_block<wide_rows, wide_cols, false, true>(options);
     if (!place.there) return ptx::griddepcontrol_wait();
     const int warp = ptx::of_this_branch(threadIdx.x / 32);
@@ -123,7 +120,7 @@ __device__ inline void gemm_of_wide_blocks(const RowsA &a, const RowsB &b, const
                                                       options.cols - 1, begin, end);
     if constexpr (RingOfA::scaled)
         scales_a = FewScaleCopies<FormatA, wide_rows>(rings.scales_of_a[0], a, place.matrix, place.first_row,
-                                                      place.end_row - 1, begin, end, options.order);
+                                                      place.end_row - 1, begin, end);
     int filled = begin;
     uint32_t stage = 0, page = 0;   // where the next ones begin
     const auto copy_scales = [&] {
@@ -162,11 +159,9 @@ __device__ inline void gemm_of_wide_blocks(const RowsA &a, const RowsB &b, const
         }
     };
     // Steps of A.
-    find_rows_of_a<FormatA>(shared, a, options, place);
-    ptx::bar_sync();   // all threads see where rows of A begin
-    int64_t at = begin * Ring::unit * FormatA::bits / 8 + 16 * Share::quarter();
-    const uint8_t *const *const codes_of = shared.codes_of_a + Share::row();
-    int left = a.bytes - int(at);
+    const int at = begin * Ring::unit * FormatA::bits / 8 + 16 * Share::quarter();
+    const uint8_t *from = a.data + place.matrix * a.batch + (place.first_row + Share::row()) * a.stride + at;
+    int left = a.bytes - at;
     const int there = rows - Share::row();
     constexpr uint32_t stage_bytes = sizeof(rings.a[0]), fragment_bytes = sizeof(rings.a[0][0]);
     const uint8_t *const chunks = reinterpret_cast<const uint8_t *>(&tile::of_lane(rings.a[0][0]));
@@ -176,9 +171,9 @@ __device__ inline void gemm_of_wide_blocks(const RowsA &a, const RowsB &b, const
     const auto copy_a = [&] {
 #pragma unroll
         for (int j = 0; j < fragments; ++j)
-            ptx::cp_async_cg_16(target + filled_a + j * fragment_bytes, codes_of[8 * j] + at,
+            ptx::cp_async_cg_16(target + filled_a + j * fragment_bytes, from + 8 * j * a.stride,
                                 left > 0 && 8 * j < there);
-        at += step_bytes, left -= step_bytes;
+        from += step_bytes, left -= step_bytes;
         filled_a = next_in_ring(filled_a, stage_bytes, Warp::stages);
     };
     ptx::griddepcontrol_wait();
@@ -355,6 +350,35 @@ __device__ inline void gemm_of_wide_or_few(const RowsA &a, const RowsB &b, const
 }
 
 }   // namespace op
+
+// Entries of this header have neither groups nor quantized results.
+#undef GEMM_ENTRY
+// clang-format off
+#define GEMM_ENTRY(arrays, axes, strides, operand_a, operand_b, level_a, level_b, ...)                                 \
+    (WITHOUT_PARENTHESES arrays,                                                                                       \
+     const float *bias_f32, const __half *bias_f16, const __nv_bfloat16 *bias_bf16, /* [groups, cols] */               \
+     const float *residual_f32, const __half *residual_f16, const __nv_bfloat16 *residual_bf16,                        \
+     const float *alphas, /* [alpha_count] */                                                                          \
+     float *out_f32, __half *out_f16, __nv_bfloat16 *out_bf16, /* [batch, rows, width], as the residual */             \
+     float alpha, int activation, float limit, float gate_alpha, float offset, int in_place,                           \
+     WITHOUT_PARENTHESES axes, int rows, int width, int alpha_count, WITHOUT_PARENTHESES strides,                      \
+     long long bias_f32_group, long long bias_f16_group, long long bias_bf16_group,                                    \
+     long long residual_f32_batch, long long residual_f32_row, long long residual_f16_batch,                           \
+     long long residual_f16_row, long long residual_bf16_batch, long long residual_bf16_row, long long out_f32_batch,  \
+     long long out_f32_row, long long out_f16_batch, long long out_f16_row, long long out_bf16_batch,                  \
+     long long out_bf16_row) {                                                                                         \
+        __VA_ARGS__(operand_a, operand_b, op::GemmOptions{                                                             \
+            {{bias_bf16, bias_f16, bias_f32, bias_bf16 ? bias_bf16_group : bias_f16 ? bias_f16_group : bias_f32_group},\
+             {residual_bf16, residual_f16, residual_f32,                                                               \
+              residual_bf16 ? residual_bf16_row : residual_f16 ? residual_f16_row : residual_f32_row},                 \
+             {out_bf16, out_f16, out_f32, out_bf16 ? out_bf16_row : out_f16 ? out_f16_row : out_f32_row},              \
+             residual_bf16 ? residual_bf16_batch : residual_f16 ? residual_f16_batch : residual_f32_batch,             \
+             out_bf16 ? out_bf16_batch : out_f16 ? out_f16_batch : out_f32_batch,                                      \
+             nullptr, nullptr, alphas, level_a, level_b, nullptr, alpha, limit, gate_alpha, offset, activation,        \
+             0, 0, 0, in_place, alpha_count, 1, width, 0},                                                             \
+            nullptr, nullptr, batch, tokens, rows, cols, groups, 0, rows});                                            \
+    }
+// clang-format on
 
 // An entry for 33 to 64 rows.
 #define WIDE_GEMM(name, FormatA, FormatB)                                                                              \

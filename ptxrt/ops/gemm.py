@@ -53,7 +53,8 @@ class Product:
         if not _cuts(call):
             return self.tiles
         short = ACTIVATIONS[call.activation] in PLAIN and not quantizes
-        return self.wide if short and is_wide(call.a.format, call.rows, call.cols * math.prod(call.batch)) else self.few
+        cols = call.cols * math.prod(call.batch)
+        return self.wide if short and is_wide(call.a.format, call.b.format, call.rows, cols) else self.few
 
 
 if TYPE_CHECKING:

@@ -205,11 +205,12 @@ def _flops(block: int):
     return flops
 
 
-def is_wide(format_a: str, rows: int, cols: int) -> bool:
-    """Whether a product of up to 64 rows is one for wide blocks: of so many rows, and of enough columns of all matrices
-    for most multiprocessors."""
-    expanded = format_a in BLOCK_FORMATS
-    return rows > (32 if expanded else 16) and cols >= (5120 if expanded else 4096)
+def is_wide(format_a: str, format_b: str, rows: int, cols: int) -> bool:
+    """Whether a product of up to 64 rows and so many columns of all matrices takes wide blocks: they pay if they occupy
+    most multiprocessors, and with 17 rows already if A is not expanded."""
+    if format_b not in BLOCK_FORMATS and rows > 32:
+        return cols >= 4096
+    return cols >= 5120 and rows > (32 if format_a in BLOCK_FORMATS else 16)
 
 
 # Products of more columns do not norm rows of A, because each of their many blocks would do it.
@@ -450,12 +451,19 @@ def _signature(*functions) -> inspect.Signature:
 
 
 def _plain_ends():
-    """The same for kernels of floats without an activation or with a gate."""
+    """The same for kernels without groups whose C is floats, without an activation or with a gate."""
 
 
-_allowed = dict(activation=Scalar[(i32, *map(ACTIVATIONS.index, PLAIN))], ending=Scalar[i32, 0])
+_short = dict(activation=Scalar[(i32, *map(ACTIVATIONS.index, PLAIN))])
+# What is missing, and what the reference takes in its place.
+_MISSING = dict(out_global=None, group_starts=None, order=None, codes=None, scales=None)
+_MISSING |= dict(ending=0, rule=0, swizzled=0, least_rows=0, most_rows=2**31 - 1)
 _plain_ends.__signature__ = inspect.Signature(
-    [p.replace(annotation=_allowed.get(p.name, p.annotation)) for p in inspect.signature(_ends).parameters.values()]
+    [
+        p.replace(annotation=_short.get(name, p.annotation))
+        for name, p in inspect.signature(_ends).parameters.items()
+        if name not in _MISSING
+    ]
 )
 
 
@@ -464,6 +472,7 @@ def _declare(name: str, operands, read, text: str, ends=_ends, **options):
     the arguments after the operands."""
 
     def body(**options):
+        options = _MISSING | options
         outputs = {x: options.pop(x) for x in ("out_f32", "out_f16", "out_bf16", "codes", "scales")}
         alpha, alphas = options["alpha"], options["alphas"]
         options["factor"] = lambda group: float(alpha if alphas is None else alphas[min(group, len(alphas) - 1)])
@@ -472,9 +481,8 @@ def _declare(name: str, operands, read, text: str, ends=_ends, **options):
     body.__name__ = body.__qualname__ = name
     body.__doc__ = text
     body.__signature__ = _signature(operands, ends)
-    draw = dict(
-        group_starts=example_starts, order=example_order, out_global=example_levels, alphas=example_levels
-    ) | options.pop("draw")
+    draw = dict(group_starts=example_starts, order=example_order, out_global=example_levels, alphas=example_levels)
+    draw = {name: of for name, of in draw.items() if name in inspect.signature(ends).parameters} | options.pop("draw")
     common = dict(
         grid="grid_cols grid_rows batch",
         derived=DERIVED | options.pop("derived"),
@@ -515,16 +523,14 @@ def few_cases(one) -> list[dict]:
 
 def wide_cases(one) -> list[dict]:
     """Cases of many of up to 64 rows: all of them and fewer, empty and long runs of the depth, tails of K, columns that
-    end amid a block, groups."""
-    groups = dict(groups=4, starts=5, group_starts=True)
+    end amid a block, matrices."""
     return [
         one(64, 136, 5216, out_f32=True),
         one(33, 72, 32, 2, out_bf16=True, bias_f32=True, residual_bf16=True),
-        one(50, 200, 1056, 2, out_f16=True, bias_f16=True, residual_f32=True, alpha=0.5, swizzled=1),
+        one(50, 200, 1056, 2, out_f16=True, bias_f16=True, residual_f32=True, alpha=0.5, of_tiles=1),
         one(40, 136, 96, width=68, out_bf16=True, bias_f32=True, activation=5, alpha=0.125),
-        one(64, 64, 96, width=32, out_f32=True, activation=5, limit=2.0, offset=1.0, residual_f32=True, in_place=0),
-        one(75, 136, 64, **groups, order=True, tokens=25, out_f32=True, alphas=True, alpha_count=4),
-        one(90, 40, 64, groups=70, starts=71, group_starts=True, out_f32=True),
+        one(64, 64, 96, width=32, out_f32=True, activation=5, limit=2.0, offset=1.0, residual_f32=True, alpha=0.125),
+        one(90, 40, 160, 3, out_f32=True, alphas=True, alpha_count=3),
     ]
 
 
@@ -622,7 +628,7 @@ gemm_wide_bf16 = _declare(
     ends=_plain_ends,
     block=1,
     derived=_few_axes("bf16"),
-    cases=wide_cases(lambda *sizes, swizzled=0, **rest: case(*sizes, **rest)),
+    cases=wide_cases(lambda *sizes, of_tiles=0, **rest: case(*sizes, **rest)),
     draw=dict(a=_values, b=_values),
 )
 
@@ -737,10 +743,12 @@ def _declare_blocks(a: str, b: str, few: bool = False, wide: bool = False):
 
     normed = few and half
     halves = {"halves": 1} if normed else {}
-    if few or wide:
-        cases = (few_cases if few else wide_cases)(
-            lambda *sizes, **rest: block_case(a, b, *sizes, **halves, **rest),
+    if wide:
+        cases = wide_cases(
+            lambda *sizes, of_tiles=0, **rest: block_case(a, b, *sizes, swizzled=of_tiles, **rest),
         )
+    elif few:
+        cases = few_cases(lambda *sizes, **rest: block_case(a, b, *sizes, **halves, **rest))
     else:
         cases = block_cases(a, b)
     if normed:
