@@ -11,6 +11,7 @@ import ptxrt
 from ptxrt.errors import ArgumentError
 from ptxrt.ops.gemm import exact_matmul
 from ptxrt.ops.gemm_kernels import (
+    BLOCK_PAIRS,
     NARROW_COLS,
     NARROW_ROWS,
     gemm_bf16,
@@ -298,6 +299,53 @@ def test_normed_rows_of_any_kind(text_machine):
     assert {launch.kernel for launch in seen} == {"norm_rows", "gemm_few_bf16"}
     assert ptxrt.matmul(np.zeros((2, 0), BF16), np.zeros((8, 0), BF16), a_norm=np.ones(0)).tolist() == [[0] * 8] * 2
     assert ptxrt.matmul(np.zeros((0, 32), BF16), normal(8, 32), a_norm=weights).shape == (0, 8)
+
+
+@pytest.mark.parametrize("pair", [("bf16", "bf16"), ("f16", "f16"), *BLOCK_PAIRS], ids="-".join)
+def test_wide_blocks_have_the_bits_of_few_rows(text_machine, monkeypatch, pair):
+    """Special values and scales that f16 does not hold included."""
+    a, b = normal(64, 1312, dtype=np.float32), normal(72, 1312, dtype=np.float32, seed=1)
+    a[3, 700:800] *= 2.0**-40
+    a[5, 40], a[40, 1300], b[9, 1000:1100] = np.nan, np.inf, 0
+    bias, residual = normal(72, dtype=np.float32, seed=2), normal(64, 72, dtype=np.float32, seed=3)
+    gate = ("swiglu", dict(limit=1.5, alpha=1.702, offset=1.0))
+    for rows, options in (
+        (64, dict(out_dtype=np.float32)),
+        (37, dict(out_dtype=BF16, bias=bias, residual=residual[:37].astype(BF16), alpha=0.3)),
+        (50, dict(out_dtype=np.float16, residual=residual[:50])),
+        (64, dict(out_dtype=BF16, bias=bias, activation=gate)),
+    ):
+        got = []
+        for wide in (True, False):
+            monkeypatch.setattr(ptxrt.ops.gemm, "is_wide", lambda *_, wide=wide: wide)
+            with ptxrt.trace() as seen:
+                formats = dict(a_format=pair[0], b_format=pair[1])
+                got.append(ptxrt.matmul(a[:rows], b, **formats, **options))
+            assert ("gemm_wide" if wide else "gemm_few") in [launch.kernel for launch in seen][-1]
+        assert got[0].tobytes() == got[1].tobytes(), (rows, list(options))
+
+
+def test_which_products_of_few_rows_take_wide_blocks():
+    rows_of_b = normal(5120, 32, seed=1)
+    for rows, cols, formats, options, kernel in (
+        (33, 4096, "bf16 bf16", {}, "gemm_wide_bf16"),
+        (33, 4088, "bf16 bf16", {}, "gemm_few_bf16"),
+        (32, 4096, "f16 f16", {}, "gemm_few_bf16"),
+        (17, 5120, "f16 f16", {}, "gemm_wide_bf16"),
+        (16, 5120, "bf16 bf16", {}, "gemm_few_bf16"),
+        (17, 5120, "bf16 mxfp8", {}, "gemm_wide_bf16_mxfp8"),
+        (33, 5112, "mxfp8 mxfp8", {}, "gemm_few_mxfp8"),
+        (33, 5120, "mxfp8 mxfp8", dict(activation="swiglu"), "gemm_wide_mxfp8"),
+        (32, 5120, "mxfp8 mxfp8", {}, "gemm_few_mxfp8"),
+        (64, 5120, "mxfp8 mxfp8", dict(activation="relu"), "gemm_few_mxfp8"),
+        (64, 5120, "mxfp8 mxfp8", dict(out_format="mxfp8"), "gemm_few_mxfp8"),
+        (64, 5120, "mxfp8 mxfp8", dict(splits=1), "gemm_mxfp8"),
+    ):
+        a_format, b_format = formats.split()
+        a, b = normal(rows, 32).astype(np.float32), rows_of_b[:cols].astype(np.float32)
+        with ptxrt.trace() as seen:
+            ptxrt.matmul(a, b, a_format=a_format, b_format=b_format, **options)
+        assert [launch.kernel for launch in seen][-1] == kernel
 
 
 @pytest.mark.gpu
