@@ -1,4 +1,4 @@
-// Matrix products of 33 to 64 rows, with the sums and the bits of gemm_small.cuh: MMAs and conversions of codes then
+// Matrix products of many of up to 64 rows, with the sums and the bits of gemm_small.cuh: MMAs and conversions of codes then
 // take longer than B takes from memory. C is floats, without an activation or with a gate.
 //
 // A block has 64 columns, and a warp all of them and all rows over its run of the depth. A code of A is thus expanded
@@ -380,7 +380,7 @@ __device__ inline void gemm_of_wide_or_few(const RowsA &a, const RowsB &b, const
     }
 // clang-format on
 
-// An entry for 33 to 64 rows.
+// An entry for many of up to 64 rows.
 #define WIDE_GEMM(name, FormatA, FormatB)                                                                              \
     KERNEL(name, .threads = {32 * op::few_warps}, .shared_bytes = sizeof(op::WideOrFewShared<FormatA, FormatB>),       \
            .tile = {op::has_wide_blocks<FormatA, FormatB> ? op::wide_cols : op::few_cols,                              \
