@@ -1,5 +1,5 @@
-// Matrix products of many of up to 64 rows, with the sums and the bits of gemm_small.cuh: MMAs and conversions of codes then
-// take longer than B takes from memory. C is floats, without an activation or with a gate.
+// Matrix products of many of up to 64 rows, with the sums and the bits of gemm_small.cuh: MMAs and conversions of codes
+// then take longer than B takes from memory. C is floats, without an activation or with a gate.
 //
 // A block has 64 columns, and a warp all of them and all rows over its run of the depth. A code of A is thus expanded
 // once for 64 columns and one of B once for all rows, in registers. Rows of A and their scales come through rings of
