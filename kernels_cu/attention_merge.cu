@@ -19,9 +19,9 @@ KERNEL(attention_merge, .threads = {op::merge_threads}, .tile = {op::merge_tile}
  float *lse,                // [batch, heads, queries] or null
  float *merged_max,         // the same
  float *merged_sum,         // the same
- int natural, int splits, int batch, int heads, int queries, int width, int heads_kv, int dim_v, STRIDES(out_bf16),
- STRIDES(out_f16), STRIDES(out_f32)) {
-    op::merge_segments({partial, row_max, row_sum, exact_sum, sinks, row_shift, v_global, natural != 0, splits, batch,
-                        heads, queries, at_least_one(heads_kv), width, dim_v},
+ int natural, int complete, int splits, int batch, int heads, int queries, int width, int heads_kv, int dim_v,
+ STRIDES(out_bf16), STRIDES(out_f16), STRIDES(out_f32)) {
+    op::merge_segments({partial, row_max, row_sum, exact_sum, sinks, row_shift, v_global, natural != 0, complete != 0,
+                        splits, batch, heads, queries, at_least_one(heads_kv), width, dim_v},
                        {STRIDED(out_bf16), STRIDED(out_f16), STRIDED(out_f32), lse, merged_max, merged_sum});
 }

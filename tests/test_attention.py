@@ -704,6 +704,23 @@ def test_merge_writes_columns_that_lie_apart(text, rng):
             assert not bits(got.to_numpy())[..., 1::2].any()
 
 
+@pytest.mark.parametrize("splits", [1, 3, 32, 64, 65])
+def test_complete_segments_merge_as_others(machine, rng, splits):
+    """The same bits as without the promise, whatever segments without keys hold, in some rows all of them."""
+    merge, shape = ptxrt.kernels()["attention_merge"], (splits, 2, 3, 2)
+    partial, row_sum = rng.standard_normal((*shape, 12), np.float32), rng.uniform(1, 9, shape).astype(np.float32)
+    row_max = rng.integers(-9, 9, shape).astype(np.float32)
+    row_max[rng.random(shape) < 0.3] = -np.inf
+    row_max[:, 0, 1] = -np.inf
+    partial[row_max == -np.inf] = np.nan
+    for step in (0.0, 0.25):  # maxima that are no integers
+        given = [partial, row_max + np.float32(step), row_sum]
+        for out in ("out_bf16", "out_f16"):
+            want, got = (merge(*given, **{out: True}, dim_v=8, complete=complete) for complete in (0, 1))
+            np.testing.assert_array_equal(bits(got), bits(want))
+            assert not np.isnan(got.astype(np.float32)).any() and not bits(got)[0, 1].any()
+
+
 def test_merge_takes_and_gives_other_types(machine, rng):
     outs = [rng.standard_normal((1, 2, 5, 32)).astype(dtype) for dtype in (BF16, np.float16, np.float32)]
     lses = [rng.standard_normal((1, 2, 5)).astype(np.float32) for _ in outs]

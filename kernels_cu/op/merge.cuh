@@ -54,6 +54,7 @@ struct Segments {
     const float *row_shift;   // [batch, heads, queries]: what is missing from scaled scores, or null
     const float *v_global;    // [heads_kv]: factors of the outputs, or null
     bool natural;             // row_max in units of e instead of 2
+    bool complete;            // partial is written where row_max is -inf, too
     int splits;
     int64_t batch, heads, queries, heads_kv, width, dim_v;
 
@@ -66,9 +67,9 @@ __device__ inline float exp_f32(float x) {
     return ptx::ex2_approx_ftz_f32(high) * fmaf(low, 0.693147182f, 1.0f);
 }
 
-template <class Element, int columns>
+template <class Element, int columns, class Value>
 __device__ inline void store_columns(const Strided<Element> &target, int64_t b, int64_t h, int64_t r, int64_t c,
-                                     const float (&values)[columns]) {
+                                     const Value (&values)[columns]) {
     if (!target.data) return;
     Element *first = target.at(b, h, r, c);
     if (columns > 1 && target.is_whole(first, columns * sizeof(Element))) {

@@ -6,6 +6,7 @@
 #include "../kernel.cuh"
 #include "../ptx/access_early.cuh"
 #include "../ptx/access_early_if.cuh"
+#include "../ptx/alu.cuh"
 #include "../ptx/math.cuh"
 #include "../tile/team.cuh"
 #include "cast.cuh"
@@ -38,6 +39,16 @@ template <class Element>
 __device__ inline Strided<Element> moved_to(Strided<Element> array, int64_t b, int64_t h, int64_t r, int64_t c) {
     if (array.data) array.data = array.at(b, h, r, c);
     return array;
+}
+
+// The sum of a team's segments: that of each lane, then of pairs of lanes, and so on. Called by all lanes of a warp.
+template <class Node>
+__device__ inline Node sum_of_team(const tile::Team &team, const Node (&some)[merge_batch]) {
+    Node node = some[0].with(some[1]).with(some[2].with(some[3]));
+#pragma unroll 1
+    for (int distance = 1; distance < team.size; distance *= 2)
+        node = node.with(node.each([&](float value) { return team.partner(value, distance); }));
+    return node;
 }
 
 // Merges `columns` columns of a row, from element `first` of all rows on, and with column 0 the row's maximum and sums.
@@ -123,10 +134,7 @@ __device__ inline void merge_columns_of_row(const tile::Team &team, const Segmen
 #pragma unroll
                 for (int j = 0; j < columns + 2; ++j) some[i].value[j] *= weight;
             }
-        node = some[0].with(some[1]).with(some[2].with(some[3]));
-#pragma unroll 1
-        for (int distance = 1; distance < team.size; distance *= 2)
-            node = node.with(node.each([&](float value) { return team.partner(value, distance); }));
+        node = sum_of_team(team, some);
         if (step >= segments.splits) break;
 
         node = node.each([&](float x) { return team.of(x, 0); });
@@ -151,8 +159,91 @@ __device__ inline void merge_columns_of_row(const tile::Team &team, const Segmen
     });
 }
 
+// Whether the segments are those of one attention call: sums in units of 2, which nothing joins, for one output in 16
+// bits with rows of whole pieces, and no more segments than a team loads at once.
+__device__ inline bool are_usual(const Segments &segments, const Merged &merged) {
+    const auto bits = [](const auto *array) { return reinterpret_cast<uintptr_t>(array); };
+    const auto others = bits(segments.exact_sum) | bits(segments.sinks) | bits(segments.row_shift) |
+                        bits(segments.v_global) | bits(merged.out_f32.data) | bits(merged.lse) | bits(merged.max) |
+                        bits(merged.sum);
+    return segments.complete && others == 0 && segments.row_sum && !merged.out_bf16.data != !merged.out_f16.data &&
+           !segments.natural && segments.splits <= 16 * merge_batch && segments.rows() * segments.dim_v < 1 << 30 &&
+           (segments.dim_v | segments.width) % merge_columns == 0;
+}
+
+// Merges such segments. All but the loads runs twice: at first on nothing while the launch ahead runs, so that the code
+// need not come from memory behind the wait.
+__device__ inline void merge_usual_segments(const tile::Team &team, const Segments &segments, const Merged &merged) {
+    using Node = Piece<merge_columns - 1>;   // without exact_sum
+    const uint32_t first = team.item(blockIdx.x * merge_threads + threadIdx.x) * merge_columns, dim_v = segments.dim_v,
+                   queries = segments.queries, heads = segments.heads;
+    const uint32_t row = first / dim_v, column = first - row * dim_v, all_heads = row / queries,
+                   batch = all_heads / heads;
+    const uint32_t rows = segments.rows();
+    const bool in_f16 = merged.out_f16.data;
+    const auto of = [](const auto &out) {
+        return Strided<uint16_t>{reinterpret_cast<uint16_t *>(out.data), out.batch, out.head, out.row, out.column};
+    };
+    const auto out = moved_to(in_f16 ? of(merged.out_f16) : of(merged.out_bf16), batch, all_heads - batch * heads,
+                              row - all_heads * queries, column);
+    const int begin = team.member() * merge_batch;
+    const int64_t place = int64_t(begin) * rows + row;   // of the first segment among all rows
+    const float *max_at = segments.row_max + place, *sum_at = segments.row_sum + place,
+                *part_at = segments.partial + (place * segments.width + column);
+    const int64_t part_step = rows * segments.width;
+    const int present = row < rows ? segments.splits - begin : 0;
+    float max[merge_batch], sum[merge_batch];
+    uint16_t values[merge_columns];
+    PartOfRow<merge_columns> part[merge_batch];
+#pragma unroll
+    for (int i = 0; i < merge_batch; ++i) max[i] = -INFINITY, sum[i] = 0.0f, part[i] = {};
+#pragma unroll 1
+    for (int turn = ptx::mov_b32(0); turn < 2; ++turn) {
+        if (turn == 1) {
+            wait_for_launches_ahead();
+#pragma unroll
+            for (int i = 0; i < merge_batch; ++i) {
+                max[i] = ptx::ld_global_f32_if(i < present, max_at + i * rows, -INFINITY);
+                sum[i] = ptx::ld_global_f32_if(i < present, sum_at + i * rows, 0.0f);
+            }
+#pragma unroll
+            for (int i = 0; i < merge_batch; ++i) part[i].load(part_at + i * part_step, i < present);
+        }
+        Node some[merge_batch];
+        bool whole = true;   // whether all maxima are integers
+#pragma unroll
+        for (int i = 0; i < merge_batch; ++i) {
+            some[i].max = ceilf(max[i]);
+            whole = whole && some[i].max == max[i];
+#pragma unroll
+            for (int j = 0; j < merge_columns; ++j) some[i].value[j] = max[i] == -INFINITY ? 0.0f : part[i].element[j];
+            some[i].value[merge_columns] = max[i] == -INFINITY ? 0.0f : sum[i];
+        }
+        if (!whole)
+#pragma unroll
+            for (int i = 0; i < merge_batch; ++i) {
+                const float weight = max[i] == some[i].max ? 1.0f : ptx::ex2_approx_ftz_f32(max[i] - some[i].max);
+#pragma unroll
+                for (int j = 0; j < merge_columns + 1; ++j) some[i].value[j] *= weight;
+            }
+        const Node node = sum_of_team(team, some);
+        const float total = node.value[merge_columns], factor = total == 0.0f ? 0.0f : 1.0f / total;
+#pragma unroll
+        for (int i = 0; i < merge_columns; ++i) {
+            const float value = node.value[i] * factor;
+            values[i] = in_f16 ? __half_as_ushort(__half(value)) : __bfloat16_as_ushort(__nv_bfloat16(value));
+        }
+    }
+    wait_for_launches_ahead();   // it has waited: this is for whoever reads the code
+    if (begin == 0 && present > 0) store_columns(out, 0, 0, 0, 0, values);
+}
+
 // Merges the segments in their order. The grid has a thread for each member of the team of each piece.
 __device__ inline void merge_segments(const Segments &segments, const Merged &merged) {
+    if (are_usual(segments, merged)) {
+        merge_usual_segments(tile::Team(merge_team(segments.splits)), segments, merged);
+        return;
+    }
     const tile::Team team(merge_team(segments.splits));
     const int64_t first = team.item(int64_t(blockIdx.x) * merge_threads + threadIdx.x) * merge_columns;
     if (segments.dim_v % merge_columns == 0 && segments.width % merge_columns == 0) {

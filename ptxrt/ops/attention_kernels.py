@@ -432,6 +432,10 @@ _ROUNDED_MERGE = Tolerance("the result is rounded", relative_l2=3e-3)
             for dim_v in (8, 7)
         ),
         dict(splits=19, batch=1, heads=1, queries=3, width=8, dim_v=8, row_sum=True, out_f32=True, lse=True),
+        *(
+            dict(splits=splits, batch=2, heads=3, queries=3, width=16, dim_v=8, row_sum=True, **out, complete=1)
+            for splits, out in ((2, dict(out_bf16=True)), (7, dict(out_f16=True)), (33, dict(out_bf16=True)))
+        ),
         dict(
             splits=150,
             batch=1,
@@ -500,6 +504,7 @@ def attention_merge(
     merged_sum: Out[f32, "batch heads queries"] = None,
     *,
     natural: Scalar[i32, 0, 1] = 0,
+    complete: Scalar[i32, 0, 1] = 0,
 ):
     """Merge attention over up to 4096 segments of the keys, in a fixed order, as a binary tree.
 
@@ -507,7 +512,8 @@ def attention_merge(
     Without `row_sum` it is 2**row_max or exp(row_max), and `partial` is already divided by row_sum. Neighbors (0, 1),
     (2, 3), ... are added relative to the larger of their maxima, then their sums in the same way; subtrees left over at
     the end are added from the smallest on. Segments with a row_max of -inf are skipped, and their partial is not read.
-    The first dim_v of the `width` columns are merged.
+    The first dim_v of the `width` columns are merged. complete: whether partial is written in all segments, so that it
+    may be read together with row_max, which takes less time; no result depends on it.
     sinks: one logit for each head; its exponential is added to the denominator. row_shift: what all scores of a row
     lack; sinks count relative to it, and lse and merged_max include it. v_global: factors of the outputs, one for each
     heads / heads_kv heads. lse: the natural logarithm of the denominator, with `exact_sum`, if given, in place of

@@ -315,7 +315,7 @@ def _launch_others(call: Call, place: Place, target: DeviceArray, figures: dict,
         call.way.kernel(**call.way.prepare(call, place), **_options(call, place), **parts, stream=place.stream)
         whole = (splits, rows[0], rows[1] * rows[2], rows[3])
         parts = {name: x.reshape(*whole, *x.shape[5:]) for name, x in parts.items()}
-        attention_merge(**parts, **{f"out_{call.output}": target}, **figures, stream=place.stream)
+        attention_merge(**parts, **{f"out_{call.output}": target}, **figures, complete=1, stream=place.stream)
         return
     arguments = call.way.prepare(call, place) | _options(call, place)
     fits = is_loadable(target)
