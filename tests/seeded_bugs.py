@@ -1113,6 +1113,22 @@ BUGS = [
     ),
     Bug(
         "options",
+        "splits_read_the_heads_behind_theirs",
+        WOVEN,
+        "op/problem.cuh",
+        "place.head -= place.split * options.heads_kv;",
+        ";",
+    ),
+    Bug(
+        "options",
+        "rows_of_later_blocks_begin_at_the_first_query",
+        WOVEN,
+        "op/attention.cuh",
+        "from.x += begin_query;",
+        ";",
+    ),
+    Bug(
+        "options",
         "splits_overlap",
         PRODUCT,
         "op/problem.cuh",
@@ -1199,6 +1215,14 @@ BUGS = [
         "op/merge_segments.cuh",
         "present && segments.row_sum, segments",
         "false, segments",
+    ),
+    Bug(
+        "around",
+        "complete_segments_merged_with_the_first_sums",
+        "attention_merge",
+        "op/merge_segments.cuh",
+        "i < present, sum_at + i * rows, 0.0f",
+        "i < present, sum_at, 0.0f",
     ),
     Bug(
         "around",

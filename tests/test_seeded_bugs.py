@@ -351,6 +351,19 @@ def attends_in_woven_tiles(queries, keys):
     return not any(missed for _, missed in kernel.check(dict(zip(("out_f32", "lse"), got)), want).values())
 
 
+def attends_in_splits(group, queries):
+    """Whether parts of attention of bf16 equal the reference's, in several half blocks of rows for each of two heads."""
+    rng, kernel = np.random.default_rng(20), KERNELS[PRODUCT]
+    q, k, v = (
+        rng.standard_normal((1, 2, *rows, DIM)).astype(ml_dtypes.bfloat16)
+        for rows in ((group, queries), (330,), (330,))
+    )
+    wanted = dict(partial=True, row_max=True, row_sum=True)
+    arguments = dict(scale=DIM**-0.5, left=OPEN, right=OPEN, sequences=1, splits=3, **wanted)
+    want, got = kernel.reference(q, k, v, **arguments), kernel(q, k, v, **arguments)
+    return not any(missed for _, missed in kernel.check(dict(zip(want, got)), want).values())
+
+
 CHECKS = {
     **{
         name: {
@@ -393,7 +406,11 @@ CHECKS = {
         "three fragments of eight": lambda: multiplies_few(20),
         "seven fragments of eight": lambda: multiplies_few(50),
     },
-    WOVEN: {"tiles of 64 keys": lambda: attends_in_woven_tiles(130, 200)},
+    WOVEN: {
+        "tiles of 64 keys": lambda: attends_in_woven_tiles(130, 200),
+        "splits of groups": lambda: attends_in_splits(3, 50),
+        "splits of one query": lambda: attends_in_splits(5, 1),
+    },
 }
 CHECKS["attention_merge"] |= {"the tree": lambda: merges_as_a_tree()}
 for name in ("gemm_bf16", "gemm_few_bf16"):

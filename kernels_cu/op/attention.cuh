@@ -102,6 +102,14 @@ struct RowWalker {
         next_query = strides.query - group * strides.group;
     }
 
+    // The same from query and head on, with a step of `steps` queries and heads: without divisions.
+    __device__ RowWalker(Element *array, const StridesQ &strides, const Problem &problem, int2 from, int2 steps)
+        : group_step(steps.y), head(from.y), group(problem.options.group) {
+        at = array + problem.at(strides, from.x, from.y);
+        row_step = steps.x * strides.query + steps.y * strides.group;
+        next_query = strides.query - group * strides.group;
+    }
+
     __device__ void advance() {
         at += row_step;
         head += group_step;
@@ -172,24 +180,48 @@ struct RowCopier {
 
 // Starts copying a problem's rows of Q from `first_row` on; missing rows and columns become zeros. A thread copies one
 // chunk of several rows. Called by the whole block.
-template <class Element, int threads, bool hurries, class Tile>
+template <class Element, int threads, class Tile>
 __device__ inline void copy_queries(Tile &target, const Element *q, const StridesQ &strides, const Problem &problem,
                                     int first_row) {
     constexpr int columns = Tile::row_chunks, step = threads / columns,
                   lanes = step * columns;   // fewer than `threads` if 3 divides `columns`
-    if constexpr (hurries)
-        if (problem.options.group == 1) {   // in few instructions
-            RowCopier<Element, threads, Tile> rows(target, q + problem.at(strides, first_row, 0), strides.query,
-                                                   problem.options.dim);
-            rows.copy_straight(0, problem.rows - first_row);
-            return;
-        }
     if (threadIdx.x >= lanes) return;
     const int first = threadIdx.x / columns, chunk = threadIdx.x % columns,
               column = chunk * tile::elements_per_chunk<Element>;
     const bool present = column < problem.options.dim;
     RowWalker<const Element> source(q + (present ? column : 0), strides, problem, first_row + first, step);
 #pragma unroll 4
+    for (int row = first; row < Tile::rows; row += step, source.advance())
+        ptx::cp_async_cg_16(target.address(row, chunk), source.at, present && first_row + row < problem.rows);
+}
+
+// The same in few instructions. begin_query: that of the first row.
+template <class Element, int threads, class Tile>
+__device__ inline void copy_queries_in_a_hurry(Tile &target, const Element *q, const StridesQ &strides,
+                                               const Problem &problem, int first_row, int begin_query) {
+    const int group = problem.options.group;
+    if (group == 1 || problem.queries == 1) {   // rows are queries, or the heads of one query
+        const bool are_queries = group == 1;
+        const Element *at = q + problem.at(strides, are_queries ? first_row : 0, are_queries ? 0 : first_row);
+        RowCopier<Element, threads, Tile> rows(target, at, are_queries ? strides.query : strides.group,
+                                               problem.options.dim);
+        rows.copy_straight(0, problem.rows - first_row);
+        return;
+    }
+    constexpr int columns = Tile::row_chunks, step = threads / columns, lanes = step * columns;
+    if (threadIdx.x >= lanes) return;
+    const int first = threadIdx.x / columns, chunk = threadIdx.x % columns,
+              column = chunk * tile::elements_per_chunk<Element>;
+    const bool present = column < problem.options.dim;
+    // Query and head of a row behind the first one of a query: in large groups, row and step are below two queries.
+    const auto divided = [&](int row) {
+        const int query = group > step ? row >= group : quotient_of_few(row, group);
+        return make_int2(query, row - query * group);
+    };
+    int2 from = divided(first_row - begin_query * group + first);
+    from.x += begin_query;
+    RowWalker<const Element> source(q + (present ? column : 0), strides, problem, from, divided(step));
+#pragma unroll 1
     for (int row = first; row < Tile::rows; row += step, source.advance())
         ptx::cp_async_cg_16(target.address(row, chunk), source.at, present && first_row + row < problem.rows);
 }
@@ -644,36 +676,20 @@ __device__ __forceinline__ void write_figures(Softmax &softmax, const Problem &p
     });
 }
 
-// Writes what most launches ask for in few instructions: the output in bf16 and nothing else, or the parts of a split.
-// Returns false, and has written nothing, if the launch asks for more; all blocks agree on that. Called by all lanes of
-// a warp, before Softmax::finish(), if no sum is extreme.
+// Writes the parts of a split in few instructions. Returns false, and has written nothing, if the launch asks for more;
+// all blocks agree on that. Called by all lanes of a warp, before Softmax::finish(). If a sum is extreme, write_results
+// writes all parts again, by the same lanes.
 template <class Tiling, class Softmax>
-__device__ __forceinline__ bool write_quickly(const Softmax &unfinished, typename Tiling::Shared &shared,
-                                              const Problem &problem, int first_row, int warp_row) {
+__device__ __forceinline__ bool write_parts_quickly(const Softmax &unfinished, const Problem &problem, int warp_row) {
     const AttentionOptions &options = problem.options;
     const auto bits = [](const auto *array) { return reinterpret_cast<uintptr_t>(array); };
-    if (options.row_shift ||
-        (bits(options.out_f16) | bits(options.out_f32) | bits(options.sinks) | bits(options.lse)) != 0)
+    if (!options.partial || options.row_shift || options.dim_v != Tiling::dim_v ||
+        (bits(options.out_bf16) | bits(options.out_f16) | bits(options.out_f32) | bits(options.sinks) |
+         bits(options.lse)) != 0)
         return false;
     Softmax softmax = unfinished;
     softmax.again = false;
     softmax.finish();
-    if (!options.partial) {
-        if (!options.out_bf16 || (bits(options.row_max) | bits(options.row_sum)) != 0) return false;
-        float factor[Tiling::slices][2];
-        tile::for_rows<Tiling::slices>([&](int slice, int half) {
-            const float denominator = softmax.denominator(slice, half);
-            factor[slice][half] = denominator == 0.0f ? 0.0f : __frcp_rn(denominator);
-            factor[slice][half] *= softmax.o_scale[slice][half];
-        });
-        store_rows<__nv_bfloat16, Tiling>(
-            softmax, reinterpret_cast<typename Tiling::template OutputTile<__nv_bfloat16> &>(shared.q),
-            warp_row - first_row, options.out_bf16, options.out_bf16_strides, problem, warp_row, factor);
-        return true;
-    }
-
-    // The parts.
-    if (options.out_bf16 || options.dim_v != Tiling::dim_v) return false;
     const bool in_order = options.group == 1 || options.queries == 1;   // neighboring rows are neighbors in arrays
     tile::for_rows<Tiling::slices>([&](int slice, int half) {
         const int row = warp_row + 16 * slice + tile::accumulator_row(2 * half);
@@ -691,6 +707,31 @@ __device__ __forceinline__ bool write_quickly(const Softmax &unfinished, typenam
             *reinterpret_cast<float2 *>(target + j * tile::mma_columns) = {softmax.o[slice][j][2 * half] * factor,
                                                                            softmax.o[slice][j][2 * half + 1] * factor};
     });
+    return true;
+}
+
+// The same for an output in bf16 and nothing else, if no sum is extreme: the output is staged over Q.
+template <class Tiling, class Softmax>
+__device__ __forceinline__ bool write_quickly(const Softmax &unfinished, typename Tiling::Shared &shared,
+                                              const Problem &problem, int first_row, int warp_row) {
+    const AttentionOptions &options = problem.options;
+    const auto bits = [](const auto *array) { return reinterpret_cast<uintptr_t>(array); };
+    if (!options.out_bf16 || options.row_shift ||
+        (bits(options.out_f16) | bits(options.out_f32) | bits(options.sinks) | bits(options.lse) |
+         bits(options.partial) | bits(options.row_max) | bits(options.row_sum)) != 0)
+        return false;
+    Softmax softmax = unfinished;
+    softmax.again = false;
+    softmax.finish();
+    float factor[Tiling::slices][2];
+    tile::for_rows<Tiling::slices>([&](int slice, int half) {
+        const float denominator = softmax.denominator(slice, half);
+        factor[slice][half] = denominator == 0.0f ? 0.0f : __frcp_rn(denominator);
+        factor[slice][half] *= softmax.o_scale[slice][half];
+    });
+    store_rows<__nv_bfloat16, Tiling>(
+        softmax, reinterpret_cast<typename Tiling::template OutputTile<__nv_bfloat16> &>(shared.q),
+        warp_row - first_row, options.out_bf16, options.out_bf16_strides, problem, warp_row, factor);
     return true;
 }
 
@@ -761,10 +802,10 @@ __device__ inline uint3 place_of_unit(const AttentionOptions &options, uint3 blo
 
 // O = softmax(scale Q K^T) V for Tiling::rows rows of one head of K and V (and one split of its keys). Returns whether
 // any sums were too small: then the block calls this once more with `again`.
-template <class Tiling>
+template <class Tiling, class Found>
 __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
                                             const FloatOperands<typename Tiling::Element> &operands,
-                                            const AttentionOptions &options, bool again) {
+                                            const AttentionOptions &options, const Found &found, bool again) {
     using Element = typename Tiling::Element;
     using Stage = typename Tiling::Stage;
     using QueryTile = typename Tiling::QueryTile;
@@ -773,13 +814,15 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
     using Softmax = OnlineSoftmaxIn16Bits<Element, Tiling::slices, Tiling::dim_v>;
 
     // Which rows, and which tiles of keys they see.
-    const uint3 block = Softmax::lowered ? ptx::block() : uint3(blockIdx);   // of this pass: see ptx::block()
-    const Problem problem(options, place_of_unit<Tiling::rows>(options, block), Tiling::hurries);
+    const Problem problem(options, found());
     const int first_row = problem.row_block * Tiling::rows;
     if (first_row >= problem.rows) return false;   // packed sequences have different lengths
     const int end_row = min(first_row + Tiling::rows, problem.rows);
     const int warp_row = first_row + threadIdx.x / 32 * 16 * Tiling::slices;
-    TileRange<Tiling::keys> range(problem, first_row, end_row, Tiling::hurries);
+    auto range = [&] {
+        if constexpr (Tiling::hurries) return TileRange<Tiling::keys>(problem, found());
+        else return TileRange<Tiling::keys>(problem, first_row, end_row);
+    }();
     if (!Tiling::hurries && again) range.plain_end = range.plain_begin;
 
     // Start copying the first tiles and Q.
@@ -802,14 +845,11 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
     // arrives sooner. Those that hurry copy the first values behind what the first scores need, since all blocks of
     // such a launch wait for the L2 at once.
     const bool any = range.begin < range.end;
-    auto copy_rows_of_q = [&] {
-        copy_queries<Element, Tiling::threads, Tiling::hurries>(shared.q, operands.q, operands.q_strides, problem,
-                                                                first_row);
-    };
     if constexpr (Tiling::hurries) {
         if (any) {
             k_rows.copy_straight(0, problem.keys - begin_key);
-            copy_rows_of_q();
+            copy_queries_in_a_hurry<Element, Tiling::threads>(shared.q, operands.q, operands.q_strides, problem,
+                                                              first_row, range.first_query);
         }
         ptx::cp_async_commit_group();
         if (any) {
@@ -818,7 +858,7 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
         }
     } else if (any) {
         copy_tile(range.begin, 0);
-        copy_rows_of_q();
+        copy_queries<Element, Tiling::threads>(shared.q, operands.q, operands.q_strides, problem, first_row);
     }
     ptx::cp_async_commit_group();
     if constexpr (Tiling::fills_q) {
@@ -850,7 +890,9 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
     // A tile: scores, masks, softmax, and the weighted values.
     const uint32_t k = tile::address_b(shared.stage[0].k), v = tile::address_b_transposed(shared.stage[0].v);
     const bool idle = warp_row >= problem.rows;
-    const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
+    int warp_end = 0;   // of the keys that the warp sees; not needed where no tile has a mask
+    if (!Tiling::hurries || range.plain_begin > range.begin || range.plain_end < range.end)
+        warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
     const float factor = score_factor(problem, options.scale);
     uint32_t stage_offset = 0;   // of the current tile
     auto step = [&](int index, auto masked, auto waits_late) {
@@ -924,10 +966,12 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
     }
 
     // The usual end, in few instructions: where few queries meet many keys, code that runs once comes from memory,
-    // which copies keep busy.
+    // which copies keep busy. Parts are on their way while the sums are tested.
     if constexpr (Tiling::exits_early) {
+        const bool written = !again && write_parts_quickly<Tiling>(softmax, problem, warp_row);
         const bool suspect = again || (!idle && any_sum_is_extreme<Softmax>(softmax.o, options.partial));
-        if (!ptx::bar_red_or(suspect) && write_quickly<Tiling>(softmax, shared, problem, first_row, warp_row))
+        if (!ptx::bar_red_or(suspect) &&
+            (written || write_quickly<Tiling>(softmax, shared, problem, first_row, warp_row)))
             ptx::exit();
     }
 
@@ -951,17 +995,69 @@ __device__ __forceinline__ bool attend_rows(typename Tiling::Shared &shared,
     return lost;
 }
 
+// The place of a block of `rows` rows in any launch.
+template <int rows>
+__device__ inline Place place_of_any(const AttentionOptions &options, uint3 block) {
+    const Problem problem(options, place_of_unit<rows>(options, block));
+    const int first_row = problem.row_block * rows, end_row = min(first_row + rows, problem.rows);
+    return {problem.batch,
+            problem.head,
+            problem.split,
+            problem.row_block,
+            problem.first_query,
+            problem.queries,
+            problem.first_key,
+            problem.keys,
+            problem.query_of(first_row),
+            problem.query_of(end_row - 1),
+            keys_of_split(options)};
+}
+
 // Attention of the rows of a block, in one pass or two.
 template <class Tiling>
 __device__ inline void attention(typename Tiling::Shared &shared,
                                  const FloatOperands<typename Tiling::Element> &operands,
                                  const AttentionOptions &options) {
-    if constexpr (OnlineSoftmaxIn16Bits<typename Tiling::Element, Tiling::slices, Tiling::dim_v>::lowered) {
+    using Element = typename Tiling::Element;
+    constexpr bool lowered = OnlineSoftmaxIn16Bits<Element, Tiling::slices, Tiling::dim_v>::lowered;
+    if constexpr (Tiling::hurries) {
+        const auto block = [] { return lowered ? ptx::block() : uint3(blockIdx); };   // of this pass: see ptx::block()
+        // The place of other than dense launches is found at the end of the loop, so that this code does not stand
+        // ahead of the first copies. The assembler must not know what comes next: it would move the code.
+        enum { done, compute_again, find };
+        bool again = false, found = false;
+        Place place;
 #pragma unroll 1
-        for (bool again = false; attend_rows<Tiling>(shared, operands, options, again); again = true)
-            ptx::bar_sync();   // the output staged over the tiles has been written
+        while (true) {
+            const bool dense = options.are_dense(Tiling::rows);
+            int next = find;
+            if (dense || found) {
+                if (dense) place = Place::of_dense(options, block(), Tiling::rows);
+                next =
+                    attend_rows<Tiling>(shared, operands, options, [&] { return place; }, again) ? compute_again : done;
+            }
+            next = ptx::mov_b32(next);
+            if (next == done) return;
+            if (next == compute_again) {
+                ptx::bar_sync();   // the output staged over the tiles has been written
+                again = true;
+            } else {
+                place = place_of_any<Tiling::rows>(options, block());
+                found = true;
+            }
+        }
     } else {
-        attend_rows<Tiling>(shared, operands, options, false);
+        const auto attend = [&](const auto &unit, bool again) {
+            return attend_rows<Tiling>(shared, operands, options, unit, again);
+        };
+        if constexpr (lowered) {
+            const auto unit = [&] { return place_of_unit<Tiling::rows>(options, ptx::block()); };
+#pragma unroll 1
+            for (bool again = false; attend(unit, again); again = true)
+                ptx::bar_sync();   // the output staged over the tiles has been written
+        } else {
+            attend([&] { return place_of_unit<Tiling::rows>(options, uint3(blockIdx)); }, false);
+        }
     }
 }
 

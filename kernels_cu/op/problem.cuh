@@ -24,6 +24,13 @@ constexpr int split_unit = tile::tile_keys;
 // Consecutive queries of a head that share a mean when queries are smoothed.
 constexpr int smooth_queries = 64;
 
+// x / y of whole numbers up to 2 `few` in few instructions. The approximate reciprocal is wrong by less than what x
+// lacks to the next half.
+constexpr int few = 1 << 20;
+__device__ inline int quotient_of_few(int x, int y) {
+    return int((float(x) + 0.5f) * ptx::rcp_approx_ftz_f32(float(y)));
+}
+
 // Strides in elements over the axes before the last, which is contiguous.
 struct StridesQ {   // [batch, heads_kv, group, queries, dim]
     long long batch, head, group, query;
@@ -80,12 +87,12 @@ struct AttentionOptions {
     StridesMask mask_strides, allowed_strides;
     StridesQ out_bf16_strides, out_f16_strides, out_f32_strides;
 
-    // Whether rows are queries, a launch has all keys, and sequences are the items of the batch. All is tested at once,
-    // so that one branch skips the code for other launches.
-    __device__ bool are_simple() const {
+    // Whether sequences are the items of the batch, and keys, rows and blocks are few (see Place). All is tested at
+    // once, so that one branch skips the code for other launches.
+    __device__ bool are_dense(int block_rows) const {
         const auto bits = [](const int *array) { return reinterpret_cast<uintptr_t>(array); };
-        return ((bits(query_starts) | bits(query_ends) | bits(key_starts) | bits(key_ends)) == 0) & (group == 1) &
-               (splits <= 1);
+        return ((bits(query_starts) | bits(query_ends) | bits(key_starts) | bits(key_ends)) == 0) &
+               ((uint32_t(keys) / split_unit | gridDim.x | gridDim.y * block_rows) < few);
     }
 
     // Whether anything but outputs is asked for, or anything but keys joins the sums.
@@ -103,6 +110,35 @@ struct AttentionOptions {
         row_shift, ATTENTION_SCALARS(AS_ARGUMENT) __VA_ARGS__, ATTENTION_STRIDES(THE_STRIDES_MASK, THE_STRIDES_Q)      \
     }
 
+// What a Problem begins with, and what else takes divisions to find: the queries of the block's rows, and the keys of a
+// split.
+struct Place {
+    int batch, head, split, row_block, first_query, queries, first_key, keys;   // as in Problem
+    int begin_query, last_query, split_keys;
+
+    // In few instructions, for launches that are_dense().
+    __device__ static Place of_dense(const AttentionOptions &options, uint3 block, int block_rows) {
+        Place place{int(block.z), int(block.x), 0, int(gridDim.y - 1 - block.y), 0, options.queries, 0, options.keys};
+        place.split_keys = options.keys;
+        // Divisions are not moved to the beginning of the kernel, where other launches would pay for them.
+        if (options.splits > 1) {
+            const int splits = ptx::mov_b32(options.splits);
+            place.split = quotient_of_few(block.x, ptx::mov_b32(options.heads_kv));
+            place.head -= place.split * options.heads_kv;
+            place.split_keys = split_unit * quotient_of_few(ceil_div(options.keys, split_unit) + splits - 1, splits);
+        }
+        const int first_row = place.row_block * block_rows,
+                  last_row = min(first_row + block_rows, options.queries * options.group) - 1;
+        place.begin_query = first_row, place.last_query = last_row;
+        if (options.group != 1) {
+            const int group = ptx::mov_b32(options.group);
+            place.begin_query = quotient_of_few(first_row, group);
+            place.last_query = quotient_of_few(last_row, group);
+        }
+        return place;
+    }
+};
+
 // The part of a problem that one block computes: one sequence, one head of K and V with the heads of Q that share it,
 // one split of the keys. Row r of the block's problem is query r / group of head r % group, so that one tile serves all
 // heads that share K and V.
@@ -118,24 +154,28 @@ struct Problem {
     int rows;
     int first_offset, end_offset;   // query i sees the existing keys among i + first_offset .. i + end_offset - 1
 
-    // block: this block's place in the grid. hurries: whether simple launches have a short way to their first copies.
-    __device__ explicit Problem(const AttentionOptions &options, uint3 block, bool hurries = false) : options(options) {
+    // block: this block's place in the grid.
+    __device__ explicit Problem(const AttentionOptions &options, uint3 block) : options(options) {
         const int sequence = block.z;
-        if (hurries && options.are_simple()) {
-            head = block.x, split = 0, batch = sequence;
-            row_block = gridDim.y - 1 - block.y;
-            first_query = first_key = 0;
-            queries = options.queries, keys = options.keys;
-        } else {
-            head = block.x % options.heads_kv;
-            split = block.x / options.heads_kv;
-            row_block = gridDim.y - 1 - block.y;
-            batch = options.query_starts ? 0 : sequence;   // packed sequences are one batch
-            first_query = options.query_starts ? options.query_starts[sequence] : 0;
-            first_key = options.key_starts ? options.key_starts[sequence] : 0;
-            queries = (options.query_ends ? options.query_ends[sequence] : options.queries) - first_query;
-            keys = (options.key_ends ? options.key_ends[sequence] : options.keys) - first_key;
-        }
+        head = block.x % options.heads_kv;
+        split = block.x / options.heads_kv;
+        row_block = gridDim.y - 1 - block.y;
+        batch = options.query_starts ? 0 : sequence;   // packed sequences are one batch
+        first_query = options.query_starts ? options.query_starts[sequence] : 0;
+        first_key = options.key_starts ? options.key_starts[sequence] : 0;
+        queries = (options.query_ends ? options.query_ends[sequence] : options.queries) - first_query;
+        keys = (options.key_ends ? options.key_ends[sequence] : options.keys) - first_key;
+        find_rows();
+    }
+
+    // place: of this block.
+    __device__ Problem(const AttentionOptions &options, const Place &place)
+        : options(options), batch(place.batch), head(place.head), split(place.split), row_block(place.row_block),
+          first_query(place.first_query), queries(place.queries), first_key(place.first_key), keys(place.keys) {
+        find_rows();
+    }
+
+    __device__ void find_rows() {
         rows = queries * options.group;
         // An unlimited side is no wider than keys + queries, whose sum fits 32 bits (largest_keys).
         first_offset = keys - queries - min(options.left, keys);
@@ -186,6 +226,12 @@ struct Problem {
     }
 };
 
+// The keys of a split: whole units.
+__device__ inline int keys_of_split(const AttentionOptions &options) {
+    const int split_units = ceil_div(ceil_div(options.keys, split_unit), options.splits);
+    return split_units * split_unit;
+}
+
 // The tiles of `keys` keys of a block's loop: those in its split of which any row sees keys. In tiles plain_begin ..
 // plain_end - 1 every row sees every key, and scores need only a factor.
 template <int keys>
@@ -193,23 +239,25 @@ struct TileRange {
     int begin, end, plain_begin, plain_end;
     int first_query, last_query, split_end;
 
-    // hurries: see Problem; then find_plain() is called later.
-    __device__ TileRange(const Problem &problem, int first_row, int end_row, bool hurries = false) {
+    __device__ TileRange(const Problem &problem, int first_row, int end_row)
+        : first_query(problem.query_of(first_row)), last_query(problem.query_of(end_row - 1)) {
+        find(problem, keys_of_split(problem.options));
+        find_plain(problem);
+    }
+
+    // find_plain() is called later.
+    __device__ TileRange(const Problem &problem, const Place &place)
+        : first_query(place.begin_query), last_query(place.last_query) {
+        find(problem, place.split_keys);
+    }
+
+    __device__ void find(const Problem &problem, int split_keys) {
         static_assert(split_unit % keys == 0, "a split begins where a tile does");
-        int split_begin = 0;
-        first_query = first_row, last_query = end_row - 1, split_end = problem.keys;
-        if (!hurries || !problem.options.are_simple()) {
-            first_query = problem.query_of(first_row), last_query = problem.query_of(end_row - 1);
-            // The division is not moved to the beginning of the kernel, where simple launches would pay for it.
-            const int splits = hurries ? ptx::mov_b32(problem.options.splits) : problem.options.splits;
-            const int split_units = ceil_div(ceil_div(problem.options.keys, split_unit), splits);
-            const int split_keys = split_units * split_unit;
-            split_begin = problem.split * split_keys, split_end = min(split_begin + split_keys, problem.keys);
-        }
+        const int split_begin = problem.split * split_keys;
+        split_end = min(split_begin + split_keys, problem.keys);
         begin = max(problem.first_visible(first_query), split_begin) / keys;
         end = ceil_div(max(min(problem.end_visible(last_query), split_end), 0), keys);
         end = max(end, begin);
-        if (!hurries) find_plain(problem);
     }
 
     __device__ void find_plain(const Problem &problem) {
