@@ -46,6 +46,10 @@ template <class Format>
     requires(Format::bits < 16)
 constexpr int values_of_scale<Format> = Format::block;
 
+// The scale of blocks behind the end of a row, whose codes are zeros: ue8m0 scales are among those of HalfScales.
+template <class Format>
+constexpr uint32_t scale_behind_rows = Format::block == tile::mx_block ? 116 : 0;
+
 // Scales of some consecutive values.
 template <class Format, int values>
 constexpr int scales_of_run = Format::bits == 16 ? 0 : ceil_div(values, values_of_scale<Format>);
@@ -111,7 +115,12 @@ struct FewShared {
         tile::AccumulatorStaging<few_cols> staging[rows / 16];
     };
     Warp warp[few_warps];
-    const uint8_t *codes_of_a[rows], *scales_of_a[rows];   // where rows of A begin
+    union {
+        struct {
+            const uint8_t *codes_of_a[rows], *scales_of_a[rows];   // where rows of A begin, if registers are too few
+        };
+        TilePlace place[few_warps];   // of the block, else: its warps need not keep it while they multiply
+    };
     [[no_unique_address]] std::conditional_t<stages_a || norms_a, OfA, Nothing> of_a;
 };
 
@@ -155,8 +164,6 @@ struct FewRowsOfA {
     bool swizzled = false;
     uint4 *chunks;   // of this lane in shared memory
     int there;       // rows of the block from this lane's first one on
-    bool is_normed = false;
-    uint32_t normed;   // where the normed row begins in shared memory
     uint32_t word[staged ? 1 : slots][4];
     uint32_t scale[slots][scale_count > 0 ? scale_count : 1];
 
@@ -182,12 +189,16 @@ struct FewRowsOfA {
             }
         }
         if constexpr (may_be_normed) {
-            is_normed = operand.weight;
-            normed = static_cast<uint32_t>(__cvta_generic_to_shared(shared.of_a.normed.bytes)) +
-                     min(Share::row(), Share::row() + there - 1) * NormedShared::stride(NormLanes(operand.cols()));
+            if (operand.weight)
+                codes[0] = shared.of_a.normed.bytes + min(Share::row(), Share::row() + there - 1) *
+                                                          NormedShared::stride(NormLanes(operand.cols()));
         }
     }
 
+    // This lane's first block of the unit. Where a run has two scales, registers are few: it follows from the byte.
+    __device__ int first_block() const {
+        return scale_count > 1 ? int(at) / (Format::bits * values_of_scale<Format> / 8) : block;
+    }
     // Where a scale of a row is.
     __device__ int place_of(int of_row) const {
         return swizzled ? of_row / 4 * tile::scale_tile_bytes + of_row % 4 : of_row;
@@ -209,8 +220,7 @@ struct FewRowsOfA {
                                 present && 8 * tile < there);
             if (number % 2 == 1) ptx::cp_async_commit_group();
         } else if constexpr (may_be_normed) {
-            ptx::ld_shared_or_global_16(words, normed + int(at) + 64 * step, is_normed && present, from,
-                                        !is_normed && present);
+            ptx::ld_16(words, from, present);   // normed rows are in shared memory
         } else if constexpr (held) {
             ptx::ld_global_16(words, from, present);
         } else if constexpr (few_blocks > 1) {
@@ -223,9 +233,9 @@ struct FewRowsOfA {
             const uint8_t *const row_scales = held ? scales[tile % pointers] : scales_of[8 * tile];
 #pragma unroll
             for (int j = 0; j < scale_count; ++j) {
-                const int of_row = block + step_blocks * step + j;
+                const int of_row = first_block() + step_blocks * step + j;
                 const int place = place_of(of_row);
-                scale[number % slots][j] = of_row < blocks ? row_scales[place] : 0;
+                scale[number % slots][j] = of_row < blocks ? row_scales[place] : scale_behind_rows<Format>;
             }
         }
     }
@@ -260,8 +270,8 @@ struct FewRowsOfA {
     // The same of all scales of a run of `count` blocks from block `first` on. A lane reads those of a quarter.
     template <class Scales>
     __device__ uint32_t outside_of_run(int first, int count) const {
-        uint32_t any = first + count > blocks ? 0x80 : 0;   // blocks behind the row have scales of 0
-        if (any) return any;
+        count = min(count, blocks - first);
+        uint32_t any = 0;
 #pragma unroll
         for (int i = 0; i < tiles; ++i) {
             const uint8_t *const row_scales = held ? scales[i % pointers] : scales_of[8 * i];
@@ -337,7 +347,7 @@ struct FewRowsOfB {
 };
 
 // A lane's copies of scales: those of every 32nd row, a page at a time, in one piece if their addresses allow it.
-// Scales past the end of a row become 0.
+// Scales past the end of a row become 0, or scale_behind_rows if their addresses are not even multiples of 4.
 template <class Format, int rows = few_cols>
 struct FewScaleCopies {
     using Ring = FewRing<Format, rows>;
@@ -396,7 +406,8 @@ private:
                 } else {
                     uint32_t scales = 0;
 #pragma unroll
-                    for (int j = 0; j < 4; ++j) scales |= j < present ? uint32_t(__ldg(word + j)) << 8 * j : 0;
+                    for (int j = 0; j < 4; ++j)
+                        scales |= (j < present ? __ldg(word + j) : scale_behind_rows<Format>) << 8 * j;
                     *reinterpret_cast<uint32_t *>(target + 4 * i) = scales;
                 }
             }
@@ -577,18 +588,19 @@ template <class Format, int values, bool in_halves>
     requires(Format::bits == 16)
 struct FewScalesOfB<Format, values, in_halves> {};
 
-// Stores accumulators whose rows are columns of C into a staging: `lower` has rows 0 to 7 of C, `upper` rows 8 to 15.
-// Called by the whole warp.
+// Stores accumulators whose rows are columns of C into a staging, as rows 8 `half` to 8 `half` + 7 of C. Called by the
+// whole warp.
 __device__ inline void put_transposed(tile::AccumulatorStaging<few_cols> &staging,
-                                      const tile::Accumulator (&lower)[few_cols / 16],
-                                      const tile::Accumulator (&upper)[few_cols / 16]) {
+                                      const tile::Accumulator (&sums)[few_cols / 16], int half) {
+    using Staging = tile::AccumulatorStaging<few_cols>;
+    const int first = Staging::place(tile::accumulator_column(0), tile::accumulator_row(0)) + 8 * few_cols * half;
 #pragma unroll
     for (int i = 0; i < few_cols / 16; ++i)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const int row = tile::accumulator_column(j), column = 16 * i + tile::accumulator_row(j);
-            staging.words[staging.place(row, column)] = lower[i][j];
-            staging.words[staging.place(row + 8, column)] = upper[i][j];
+        for (int j = 0; j < 4; ++j) {   // row 1 differs from row 0 in a bit of the chunk, too
+            const int row = j % 2, column = 16 * i + 8 * (j / 2);
+            staging.words[(first ^ Staging::place(0, column) ^ (Staging::place(row, 0) - few_cols * row)) +
+                          few_cols * row] = sums[i][j];
         }
 }
 
@@ -603,23 +615,28 @@ __device__ inline void find_rows_of_a(Shared &shared, const RowsA &a, const Gemm
 }
 
 // The epilogue of floats without an activation, or with a gate: a thread has one sum of every eighth row. Its addresses
-// and factors are found while the block multiplies, so that little code follows, which the block fetches from memory.
-// The residual is on its way too, of up to 8 `eights` rows; of more it is left to Epilogue.
+// are found and its numbers are on their way while the block multiplies, so that little code follows, which the block
+// fetches from memory. The residual is among them, of up to 8 `eights` rows; of more it is left to Epilogue.
 //
 // eights: how many rows have their residual in registers; `apart`: from row to row; most: rows whose residual is added.
 template <int eights, int apart = 8, int most = apart * eights>
 struct FewElements {
-    bool wanted = false, gated, adds;
+    // A number in memory, and its bits, which nothing waits for until it is used.
+    struct Number {
+        const uint8_t *source;
+        uint32_t bits;
+    };
+    bool wanted = false, gated, biased, adds;
     int left;   // rows from this thread's first one on; 0 if it stores nothing
     uint8_t *target;
     int64_t step;   // bytes from row to row of this thread
-    TypedRows::Type type;
-    Gate gate;
-    float factor, bias = -0.0f, more[eights];
+    TypedRows::Type type, bias_type, more_type;
+    float factor, level_a, level_b;
+    Number bias, more[eights];
 
-    // Starts loading, for the first `rows` rows of the block and the columns of `place`; `warp` counts the warps of
-    // these columns. Called by all of them, behind the wait.
-    __device__ void load(const GemmOptions &options, const TilePlace &place, int rows, int warp) {
+    // Finds the addresses, for the first `rows` rows of the block and the columns of `place`; `warp` counts the warps
+    // of these columns. Called by all of them.
+    __device__ void find(const GemmOptions &options, const TilePlace &place, int rows, int warp) {
         const EpilogueOptions &to = options.epilogue;
         const Activation activation = Activation(to.activation);
         const TypedRows biases(to.bias, 0), out(to.out, place.matrix * to.out_batch);
@@ -632,10 +649,10 @@ struct FewElements {
         const bool there = wanted && of_sum < options.cols;
         left = there && !(gated && threadIdx.x % 2) ? rows - warp : 0;
         target = out.at(row, column), step = apart * out.stride, type = out.type;
-        gate = {to.limit, to.gate_alpha, to.offset};
-        factor = to.factor(place.group);
-        if (there && biases.there()) bias = element(biases, place.group, of_sum);
-        load_more(residual, row, column);
+        biased = there && biases.there(), adds &= wanted;
+        bias.source = biases.at(place.group, of_sum), bias_type = biases.type;
+        more_type = residual.type;
+        find_more(residual, row, column);
     }
 
     __device__ static TypedRows residual_of(const EpilogueOptions &to, const TilePlace &place) {
@@ -643,29 +660,51 @@ struct FewElements {
                            : TypedRows(to.residual, place.matrix * to.residual_batch);
     }
 
-    // Starts loading the residual of rows from `row` on, of which `left` exist.
-    __device__ void load_more(const TypedRows &residual, int row, int column) {
+    // Finds the residual of rows from `row` on.
+    __device__ void find_more(const TypedRows &residual, int row, int column) {
+#pragma unroll
+        for (int i = 0; i < eights; ++i) more[i].source = residual.at(row + apart * i, column);
+    }
+
+    // Starts loading. Called behind the wait.
+    __device__ void load(const GemmOptions &options, const TilePlace &place) {
+        const EpilogueOptions &to = options.epilogue;
+        factor = to.alphas ? to.alphas[min(place.group, to.alpha_count - 1)] : to.alpha;
+        level_a = to.a_global ? *to.a_global : 1.0f, level_b = to.b_global ? *to.b_global : 1.0f;
+        if (biased) start(bias, bias_type);
+        load_more();
+    }
+
+    // Starts loading the residual of the rows that were found, of which `left` exist.
+    __device__ void load_more() {
+        if (!adds) return;
 #pragma unroll
         for (int i = 0; i < eights; ++i)
-            more[i] = adds && apart * i < left ? element(residual, row + apart * i, column) : 0.0f;
+            if (apart * i < left) start(more[i], more_type);
     }
 
     // Ends with this thread's sum of the `number`-th eight rows. Called by whole warps.
-    __device__ void finish(int number, float sum) const {
-        float value = fmaf(sum, factor, bias);
-        if (gated) value = gate(value, ptx::shfl_sync_bfly_f32(value, 1));
-        if (adds) value += more[eights > 1 ? number : 0];
-        if (apart * number < left) TypedRows::store_at(target + number * step, type, value);
+    __device__ void finish(const GemmOptions &options, int number, float sum) const {
+        const EpilogueOptions &to = options.epilogue;
+        float value = fmaf(sum, factor * (level_a * level_b), biased ? value_of(bias, bias_type) : -0.0f);
+        if (gated) {
+            const Gate gate = {to.limit, to.gate_alpha, to.offset};
+            value = gate(value, ptx::shfl_sync_bfly_f32(value, 1));
+        }
+        if (apart * number >= left) return;
+        if (adds) value += value_of(more[eights > 1 ? number : 0], more_type);
+        TypedRows::store_at(target + number * step, type, value);
     }
 
 private:
-    // An element, by a load that stays behind the wait.
-    __device__ static float element(const TypedRows &rows, int64_t row, int column) {
-        const uint8_t *const source = rows.at(row, column);
-        if (rows.type == TypedRows::Type::f32) return *reinterpret_cast<const float *>(source);
-        const uint16_t half = *reinterpret_cast<const uint16_t *>(source);
-        return rows.type == TypedRows::Type::bf16 ? __uint_as_float(uint32_t(half) << 16)
-                                                  : __half2float(__ushort_as_half(half));
+    __device__ static void start(Number &number, TypedRows::Type type) {
+        if (type == TypedRows::Type::f32) number.bits = *reinterpret_cast<const uint32_t *>(number.source);
+        else number.bits = *reinterpret_cast<const uint16_t *>(number.source);
+    }
+    __device__ static float value_of(const Number &number, TypedRows::Type type) {
+        return type == TypedRows::Type::f32    ? __uint_as_float(number.bits)
+               : type == TypedRows::Type::bf16 ? __uint_as_float(number.bits << 16)
+                                               : __half2float(__ushort_as_half(number.bits));
     }
 };
 
@@ -686,9 +725,10 @@ __device__ inline void multiply_pairs(tile::Accumulator (&sums)[tiles / 2], cons
 // The sums of one warp over 8 `row_tiles` rows and 32 columns, to its staging. Columns of C are rows of the MMAs:
 // expanded B is the operand with 16 rows, A the operand with 8, whose loaded words are fragments already. Called by all
 // threads. Addresses are worked out before the wait for the launches ahead, unless the order of rows is in memory.
-template <class FormatA, class FormatB, int row_tiles, class RowsA, class RowsB>
+template <class FormatA, class FormatB, int row_tiles, class RowsA, class RowsB, int eights>
 __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, const RowsA &a, const RowsB &b,
-                                         const GemmOptions &options, const TilePlace &place, FewElements<1> &elements) {
+                                         const GemmOptions &options, const TilePlace &place,
+                                         FewElements<eights> &elements) {
     constexpr auto order = FormatB::bits == 4 ? tile::PairOrder::crossed : tile::PairOrder::natural;
     using Ring = FewRing<FormatB>;
     using PartOfA = FewRowsOfA<FormatA, FewShared<FormatA, FormatB>, row_tiles>;
@@ -725,20 +765,21 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
         in_order.order = nullptr;   // so that the compiler knows it
         find_a(in_order);
     }
+    const int rows = place.end_row - place.first_row;
+    if constexpr (eights == row_tiles) elements.find(options, place, rows, warp);
     ptx::griddepcontrol_wait();
     if constexpr (few_let_next_begin<FormatB, row_tiles>) ptx::griddepcontrol_launch_dependents();
     norm.load();
     const bool ahead = PartOfA::held && !ordered && !norm.wanted();   // loads that do not queue behind copies
     if (ahead) begin_a();
+    if constexpr (eights == row_tiles) elements.load(options, place);   // nor do these
     begin_b();
     if (ordered) find_a(options);
     norm.store(shared);
     if (!ahead) begin_a();
-    const int rows = place.end_row - place.first_row;
-    if (row_tiles == 1) elements.load(options, place, rows, warp);
     uint32_t stage_read = 0, page_read = 0;   // where the present ones begin in the ring
 
-    tile::Accumulator sums[row_tiles + row_tiles % 2][tiles / 2] = {};   // beside an odd fragment, zeros
+    tile::Accumulator sums[row_tiles][tiles / 2] = {};
     // Whether all scales of A of the run are looked at first, instead of those in registers before each line.
     constexpr bool checks_ahead = !PartOfA::held || units_at_once < Ring::units;
     int unit = copies.begin;
@@ -846,7 +887,7 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     ptx::bar_warp_sync();   // all lanes have read the ring, which the sums overwrite
     // The sums, as rows of C.
 #pragma unroll
-    for (int j = 0; j < row_tiles; j += 2) put_transposed(shared.warp[warp].staging[j / 2], sums[j], sums[j + 1]);
+    for (int j = 0; j < row_tiles; ++j) put_transposed(shared.warp[warp].staging[j / 2], sums[j], j % 2);
 }
 
 // Finds the place of this block in C. Unless it depends on the sizes of groups, which are in memory, the launch ahead
@@ -861,25 +902,18 @@ __device__ inline TilePlace place_of_few_rows(const RowsB &b, const GemmOptions 
     GemmOptions without_groups = options;
     without_groups.group_starts = nullptr;   // so that the compiler knows it
     const TilePlace place = TilePlace::of_block<rows, few_cols, false, true>(without_groups);
-    // Only for blocks that may begin early. All lines if they are few, else the first one of every second run: a block
+    // Only for blocks that may begin early: the first line of every run, or of every second one of long runs. A block
     // that reads for long gains nothing by more, and copies that meet prefetches on their way take longer.
-    constexpr int line = 128, most = 3 * 32 * few_warps, early_blocks = 512;
-    const uint8_t *const from = b.data + place.group * b.batch + place.first_col * b.stride;
-    const int cols = min(options.cols - place.first_col, few_cols);
-    const int lines = ceil_div(b.bytes, line), all = lines * cols;
-    if (blockIdx.x >= early_blocks) return place;
-    if (all <= most) {
-#pragma unroll 1
-        for (int i = threadIdx.x; i < all; i += 32 * few_warps)
-            ptx::prefetch_global_l2_early(from + i / lines * b.stride + i % lines * line);
-    } else if (FormatB::bits < 16 && options.rows <= few_rows_in_registers) {
-        const int run = threadIdx.x / 32, row = tile::lane_item(0), first = FewRing<FormatB>::first_byte(b.bytes, run);
-        if (run % 2 == 0 && row < cols && first < b.bytes) ptx::prefetch_global_l2_early(from + row * b.stride + first);
-    }
+    constexpr int early_blocks = 512, short_run = 256;
+    const int run = threadIdx.x / 32, of_run = FewRing<FormatB>::first_byte(b.bytes, 1);
+    const int row = tile::lane_item(place.first_col), first = of_run * run;
+    if (blockIdx.x < early_blocks && options.rows <= few_rows_in_registers && (of_run <= short_run || run % 2 == 0) &&
+        row < options.cols && first < b.bytes)
+        ptx::prefetch_global_l2_early(b.data + place.group * b.batch + row * b.stride + first);
     return place;
 }
 
-// The total over all runs at one place of their stagings.
+// The total over all runs of element `at` of a staging.
 template <class Runs, class Warp>
 __device__ inline float total_of_runs(const Warp (&of_run)[few_warps], int tile, int at) {
     float sum[few_warps];
@@ -893,29 +927,38 @@ __device__ inline float total_of_runs(const Warp (&of_run)[few_warps], int tile,
 }
 
 // Adds the sums of all runs and ends 32 columns of C: by the few_warps warps that hold a run each, of which this is
-// number `run`. Called by all threads of the block, behind a barrier. Elements of more than eight rows suit all calls.
+// number `run`. Called by all threads of the block, behind a barrier. Returns false, and does nothing, for elements
+// that are not wanted. Elements of more than eight rows suit all calls.
 template <class Runs, class Warp, int eights>
-__device__ inline void end_few_rows(Warp (&of_run)[few_warps], const GemmOptions &options, const TilePlace &place,
+__device__ inline bool end_elements(const Warp (&of_run)[few_warps], const GemmOptions &options,
                                     const FewElements<eights> &elements, int rows, int run) {
-    using Staging = tile::AccumulatorStaging<few_cols>;
-    const auto total = [&](int tile, int at) { return total_of_runs<Runs>(of_run, tile, at); };
-    const int first = Staging::place(run, tile::lane_item(0));
+    const int first = tile::AccumulatorStaging<few_cols>::place(run, tile::lane_item(0));
+    const auto end = [&](int i) {
+        elements.finish(options, i, total_of_runs<Runs>(of_run, i / 2, first + i % 2 * 8 * few_cols));
+    };
     if constexpr (eights > 1) {
 #pragma unroll
         for (int i = 0; i < eights; ++i)
-            if (8 * i < rows) elements.finish(i, total(i / 2, first + i % 2 * 8 * few_cols));
-        return;
-    } else if (elements.wanted) {
-#pragma unroll 1
-        for (int i = 0; 8 * i < rows; ++i) elements.finish(i, total(i / 2, first + i % 2 * 8 * few_cols));
-        return;
+            if (8 * i < rows) end(i);
+        return true;
     }
+    if (!elements.wanted) return false;
+#pragma unroll 1
+    for (int i = 0; 8 * i < rows; ++i) end(i);
+    return true;
+}
+
+// The same for any epilogue.
+template <class Runs, class Warp>
+__device__ inline void end_few_rows(Warp (&of_run)[few_warps], const GemmOptions &options, const TilePlace &place,
+                                    int rows, int run) {
+    using Staging = tile::AccumulatorStaging<few_cols>;
     // Loads of its numbers are in flight while the block adds.
     const Epilogue epilogue(options.epilogue, place.matrix, place.group, options.rows, options.cols);
 #pragma unroll 1
     for (int i = tile::lane_item(32 * run); i < rows * few_cols; i += 32 * few_warps) {
         const int tile = i / (16 * few_cols), at = Staging::place(i / few_cols % 16, i % few_cols);
-        of_run[0].staging[tile].words[at] = total(tile, at);
+        of_run[0].staging[tile].words[at] = total_of_runs<Runs>(of_run, tile, at);
     }
     ptx::bar_sync();   // all threads see their total
     // The epilogue: 16 rows for a warp.
@@ -929,26 +972,38 @@ __device__ inline void end_few_rows(Warp (&of_run)[few_warps], const GemmOptions
 template <class FormatA, class FormatB, class RowsA, class RowsB>
 __device__ inline void gemm_of_few_rows(const RowsA &a, const RowsB &b, const GemmOptions &options) {
     auto &shared = ::shared<FewShared<FormatA, FormatB>>();
+    using Runs = typename FewExpanded<FormatA, FormatB>::Runs;
     constexpr int most = few_rows<FormatA>;
-    const TilePlace place = place_of_few_rows<most, FormatB>(b, options);
-    const int rows = place.end_row - place.first_row, warp = threadIdx.x / 32;
+    TilePlace place = place_of_few_rows<most, FormatB>(b, options);
+    const int warp = threadIdx.x / 32;
     if (!place.there) {
         ptx::griddepcontrol_wait();
         if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
         return;
     }
+    const auto rows_of = [](const TilePlace &of) { return min(of.end_row - of.first_row, most); };
     // The sums over this warp's run of the depth.
-    FewElements<1> elements;
-    if (rows <= 8) multiply_few_rows<FormatA, FormatB, 1>(shared, a, b, options, place, elements);
-    else if (rows <= few_rows_in_registers)
-        multiply_few_rows<FormatA, FormatB, 2>(shared, a, b, options, place, elements);
-    else multiply_few_rows<FormatA, FormatB, most / 8>(shared, a, b, options, place, elements);
-    ptx::griddepcontrol_launch_dependents();   // where it was not called before
-    using Runs = typename FewExpanded<FormatA, FormatB>::Runs;
+    if (rows_of(place) <= 8) {
+        if (tile::lane_item(0) == 0) shared.place[warp] = place;
+        FewElements<1> elements;
+        multiply_few_rows<FormatA, FormatB, 1>(shared, a, b, options, place, elements);
+        ptx::griddepcontrol_launch_dependents();   // where it was not called before
+        ptx::bar_sync();                           // all threads see the sums of all runs
+        if (end_elements<Runs>(shared.warp, options, elements, 8, warp)) return;
+        place = shared.place[warp];
+    } else {
+        FewElements<1> elements;
+        if (rows_of(place) <= few_rows_in_registers)
+            multiply_few_rows<FormatA, FormatB, 2>(shared, a, b, options, place, elements);
+        else multiply_few_rows<FormatA, FormatB, most / 8>(shared, a, b, options, place, elements);
+        ptx::griddepcontrol_launch_dependents();
+        elements.find(options, place, rows_of(place), warp);
+        elements.load(options, place);
+        ptx::bar_sync();
+        if (end_elements<Runs>(shared.warp, options, elements, rows_of(place), warp)) return;
+    }
     if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, few_cols);
-    if (rows > 8) elements.load(options, place, min(rows, most), warp);
-    ptx::bar_sync();   // all threads see the sums of all runs
-    end_few_rows<Runs>(shared.warp, options, place, elements, min(rows, most), warp);
+    end_few_rows<Runs>(shared.warp, options, place, rows_of(place), warp);
 }
 
 }   // namespace op

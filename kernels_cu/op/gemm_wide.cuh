@@ -304,7 +304,8 @@ __device__ inline void gemm_of_wide_blocks(const RowsA &a, const RowsB &b, const
     TilePlace there_c = place;
     there_c.first_col += half * few_cols;
     FewElements<some, apart, wide_rows> elements;
-    elements.load(options, there_c, rows, row);
+    elements.find(options, there_c, rows, row);
+    elements.load(options, there_c);
     ptx::bar_sync();   // all threads see the sums of all runs
     using Staging = tile::AccumulatorStaging<few_cols>;
     const int first = Staging::place(row, tile::lane_item(0));
@@ -312,13 +313,16 @@ __device__ inline void gemm_of_wide_blocks(const RowsA &a, const RowsB &b, const
     for (int of_tile = 0; 16 * of_tile < rows; ++of_tile) {
 #pragma unroll
         for (int i = 0; i < some; ++i)
-            elements.finish(i, total_of_runs<typename FewExpanded<FormatA, FormatB>::Runs>(
-                                   shared.warp, half * wide_rows / 16 + of_tile, first + i * apart * few_cols));
+            elements.finish(options, i,
+                            total_of_runs<typename FewExpanded<FormatA, FormatB>::Runs>(
+                                shared.warp, half * wide_rows / 16 + of_tile, first + i * apart * few_cols));
         elements.target += some * elements.step, elements.left -= 16;
-        if (elements.adds)
-            elements.load_more(elements.residual_of(options.epilogue, place),
+        if (elements.adds) {
+            elements.find_more(elements.residual_of(options.epilogue, place),
                                place.first_row + row + 16 * (of_tile + 1),
                                tile::lane_item(there_c.first_col) >> elements.gated);
+            elements.load_more();
+        }
     }
 }
 
@@ -334,9 +338,10 @@ __device__ inline void gemm_of_many_few_rows(const RowsA &a, const RowsB &b, con
     multiply_few_rows<FormatA, FormatB, most / 8>(shared, a, b, options, place, unused);
     ptx::griddepcontrol_launch_dependents();
     FewElements<most / 8> elements;
-    elements.load(options, place, rows, warp);
+    elements.find(options, place, rows, warp);
+    elements.load(options, place);
     ptx::bar_sync();   // all threads see the sums of all runs
-    end_few_rows<typename FewExpanded<FormatA, FormatB>::Runs>(shared.warp, options, place, elements, rows, warp);
+    end_elements<typename FewExpanded<FormatA, FormatB>::Runs>(shared.warp, options, elements, rows, warp);
 }
 
 template <class FormatA, class FormatB>

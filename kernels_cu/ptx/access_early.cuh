@@ -15,16 +15,13 @@ __device__ inline void ld_global_16(uint32_t (&words)[4], const void *global, bo
         : "memory");
 }
 
-// The same from shared or from global memory, as is known at run time.
-__device__ inline void ld_shared_or_global_16(uint32_t (&words)[4], uint32_t shared_address, bool from_shared,
-                                              const void *global, bool from_global) {
+// The same from shared or from global memory.
+__device__ inline void ld_16(uint32_t (&words)[4], const void *address, bool present) {
     asm volatile(
-        "{ .reg .pred p, q; setp.ne.s32 p, %6, 0; setp.ne.s32 q, %7, 0;\n"
-        "mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
-        "@p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-        "@q ld.global.v4.u32 {%0, %1, %2, %3}, [%5]; }"
+        "{ .reg .pred p; setp.ne.s32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+        "@p ld.v4.u32 {%0, %1, %2, %3}, [%4]; }"
         : "=&r"(words[0]), "=&r"(words[1]), "=&r"(words[2]), "=&r"(words[3])
-        : "r"(shared_address), "l"(__cvta_generic_to_global(global)), "r"(int(from_shared)), "r"(int(from_global))
+        : "l"(address), "r"(int(present))
         : "memory");
 }
 
