@@ -42,6 +42,7 @@ ONE = "attention_one"
 #: Ends the name of a kernel whose portable text is compiled in place of the native one.
 PORTABLE = " portable"
 PORTABLE_FEW_ROWS, WOVEN = f"gemm_few_bf16{PORTABLE}", f"{PRODUCT}{PORTABLE}"
+WIDE = f"gemm_wide_mxfp4{PORTABLE}"
 
 BUGS = [
     # The quantizers and their inverses
@@ -381,16 +382,16 @@ BUGS = [
         "bias_of_the_gate_s_column",
         "gemm_few_bf16",
         "op/gemm_small.cuh",
-        "bias = element(biases, place.group, of_sum);",
-        "bias = element(biases, place.group, column);",
+        "bias.source = biases.at(place.group, of_sum),",
+        "bias.source = biases.at(place.group, column),",
     ),
     Bug(
         "products",
         "residual_of_another_row",
         "gemm_few_bf16",
         "op/gemm_small.cuh",
-        "load_more(residual, row, column);",
-        "load_more(residual, place.first_row, column);",
+        "find_more(residual, row, column);",
+        "find_more(residual, place.first_row, column);",
     ),
     Bug(
         "products",
@@ -583,6 +584,38 @@ BUGS = [
         "op/gemm_small.cuh",
         "if (staged && number % 2 == 1) ptx::cp_async_commit_group();",
         "",
+    ),
+    Bug(
+        "products",
+        "scales_of_the_first_columns_for_all",
+        WIDE,
+        "op/gemm_small.cuh",
+        "const int row = min(tile::lane_item(first_row + 32 * i), last);",
+        "const int row = min(tile::lane_item(first_row), last);",
+    ),
+    Bug(
+        "products",
+        "a_step_of_a_over_the_one_being_read",
+        WIDE,
+        "op/gemm_wide.cuh",
+        "filled_a = next_in_ring(filled_a, stage_bytes, Warp::stages);",
+        "filled_a = next_in_ring(filled_a, stage_bytes, Warp::stages - 1);",
+    ),
+    Bug(
+        "products",
+        "rows_of_wide_blocks_too_far_apart",
+        WIDE,
+        "op/gemm_small.cuh",
+        "step = apart * out.stride,",
+        "step = 8 * out.stride,",
+    ),
+    Bug(
+        "products",
+        "residual_of_the_second_rows_for_all_behind",
+        WIDE,
+        "op/gemm_wide.cuh",
+        "place.first_row + row + 16 * (of_tile + 1),",
+        "place.first_row + row + 16,",
     ),
     # Loads: copies, barriers, conversions, fragments
     Bug(

@@ -35,6 +35,7 @@ from seeded_bugs import (
     PORTABLE,
     PORTABLE_FEW_ROWS,
     PRODUCT,
+    WIDE,
     WOVEN,
 )
 
@@ -70,7 +71,7 @@ UNITS |= {
 }
 UNITS |= {"gemm_bf16": "gemm_bf16[tile=64]", "gemm_nvfp4": "gemm_nvfp4[tile=64]"}
 UNITS |= {ONE: f"{ONE}[dim=128,held=4]"}
-UNITS |= {PORTABLE_FEW_ROWS: "gemm_few_bf16", WOVEN: f"{PRODUCT}[dim={DIM}]"}
+UNITS |= {PORTABLE_FEW_ROWS: "gemm_few_bf16", WIDE: "gemm_wide_mxfp4", WOVEN: f"{PRODUCT}[dim={DIM}]"}
 # By whether a kernel's name ends with PORTABLE: one text.
 EXTENTS = {False: build.PTX_ONLY, True: build.PTX_ONLY._replace(texts=("compute_90",))}
 
@@ -131,7 +132,7 @@ def on_modules(kernel: str, folder: Path | None = None):
     """Run calls on the modules of a folder, or on the project's, in the text that the kernel names. Kernels whose warps
     wait for stages run with race checks."""
     own = units.MODULES, units.CHECKOUT
-    races = kernel in (ATTENTION, MXFP8, MXFP4, NVFP4, PORTABLE_FEW_ROWS, WOVEN)
+    races = kernel in (ATTENTION, MXFP8, MXFP4, NVFP4, PORTABLE_FEW_ROWS, WIDE, WOVEN)
     text = "portable" if kernel.endswith(PORTABLE) else "native"
     before = backend.enter(backend=EmulatorBackend(schedule="warps", races=races, ptx=text))
     if folder is not None:
@@ -341,6 +342,13 @@ def multiplies_few(rows, name="gemm_few_bf16", cols=24, depth=616):
     return not any(missed for _, missed in kernel.check({"out_f32": got}, want).values())
 
 
+def multiplies_wide(rows):
+    """Whether the declared case of wide blocks with so many rows, and a residual, passes."""
+    kernel = KERNELS["gemm_wide_mxfp4"]
+    (case,) = (x for x in kernel.cases if x.axes["rows"] == rows and x.axes["batch"] == 2)
+    return passes(kernel, case)
+
+
 def attends_in_woven_tiles(queries, keys):
     """Whether attention of bf16 equals the reference's, where copies of the next tile stand between MMAs."""
     rng = np.random.default_rng(19)
@@ -405,6 +413,10 @@ CHECKS = {
     PORTABLE_FEW_ROWS: {
         "three fragments of eight": lambda: multiplies_few(20),
         "seven fragments of eight": lambda: multiplies_few(50),
+    },
+    WIDE: {
+        "a ragged half": lambda: multiplies_wide(33),
+        "several blocks of columns": lambda: multiplies_wide(50),
     },
     WOVEN: {
         "tiles of 64 keys": lambda: attends_in_woven_tiles(130, 200),
