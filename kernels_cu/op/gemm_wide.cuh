@@ -295,8 +295,8 @@ __device__ inline void gemm_of_wide_blocks(const RowsA &a, const RowsB &b, const
 #pragma unroll
     for (int half = 0; half < wide_halves; ++half)
 #pragma unroll
-        for (int j = 0; j < fragments; j += 2)
-            put_transposed(shared.warp[warp].staging[half * wide_rows / 16 + j / 2], sums[j][half], sums[j + 1][half]);
+        for (int j = 0; j < fragments; ++j)
+            put_transposed(shared.warp[warp].staging[half * wide_rows / 16 + j / 2], sums[j][half], j % 2);
     ptx::griddepcontrol_launch_dependents();
     // The totals and the epilogue: a thread has one column, and every fourth row.
     constexpr int apart = few_warps / wide_halves, some = 16 / apart;   // warps of 32 columns; rows at once
