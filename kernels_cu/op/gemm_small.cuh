@@ -346,32 +346,25 @@ struct FewRowsOfB {
     }
 };
 
-// A lane's copies of scales: those of every 32nd row, a page at a time, in one piece if their addresses allow it.
-// Scales past the end of a row become 0, or scale_behind_rows if their addresses are not even multiples of 4.
-template <class Format, int rows = few_cols>
+// A lane's copies of scales: those of one row, a page at a time, in one piece if their addresses allow it. Scales past
+// the end of a row become 0, or scale_behind_rows if their addresses are not even multiples of 4.
+template <class Format>
 struct FewScaleCopies {
-    using Ring = FewRing<Format, rows>;
-    static constexpr int count = rows / 32;   // of this lane's rows
-    const uint8_t *source[count];
+    using Ring = FewRing<Format>;
+    const uint8_t *source;
     uint8_t *first;        // where this lane copies to in the first page
     int step, left;        // bytes from word to word in memory; scales from the next page to the end of the row
     int words;             // of scales from there to the end of the run
     bool whole, aligned;   // whether pages begin at multiples of 16 bytes, or at least of 4
 
     FewScaleCopies() = default;
-    // Of rows of a matrix from `first_row` on, to row `last` at most; from unit `begin` to unit `end`.
-    __device__ FewScaleCopies(typename Ring::Page &page, const BlockRows &operand, int matrix, int first_row, int last,
-                              int begin, int end) {
+    // Of row `row` of a matrix, from unit `begin` to unit `end`, to the pages of a ring.
+    template <class AnyRing>
+    __device__ FewScaleCopies(AnyRing &ring, const BlockRows &operand, int matrix, int row, int begin, int end) {
         const tile::ScalePlaces &places = operand.places;
         const int block = 4 * Ring::unit_words * begin;
-#pragma unroll
-        for (int i = 0; i < count; ++i) {
-            const int row = min(tile::lane_item(first_row + 32 * i), last);
-            source[i] = operand.scales + places.at(operand.first_row + matrix * operand.scale_rows + row, block);
-            // Not the last row again: all blocks would meet at it in the L2.
-            if (i > 0 && tile::lane_item(first_row + 32 * i) > last) source[i] = source[i - 1];
-        }
-        first = page.of_row[tile::lane_item(0)];
+        source = operand.scales + places.at(operand.first_row + matrix * operand.scale_rows + row, block);
+        first = tile::of_lane(ring.scales.page[0].of_row);
         step = places.swizzled ? tile::scale_tile_bytes : 4;
         left = int(places.blocks) - block, words = Ring::unit_words * (end - begin);
         const uintptr_t places_of_rows = reinterpret_cast<uintptr_t>(operand.scales) | places.stride;
@@ -381,19 +374,7 @@ struct FewScaleCopies {
 
     // Starts copying the next page to the one at `offset`. Unaligned ones go through registers.
     __device__ void copy(uint32_t offset) {
-#pragma unroll
-        for (int i = 0; i < count; ++i) {
-            copy(first + offset + 32 * i * sizeof(ring_row), source[i]);
-            source[i] += 4 * step;
-        }
-        left -= 16, words -= 4;
-    }
-
-private:
-    using ring_row = uint8_t[16];
-
-    // The same of one row.
-    __device__ void copy(uint8_t *target, const uint8_t *source) const {
+        uint8_t *const target = first + offset;
         if (whole) [[likely]] {
             ptx::cp_async_cg_16(static_cast<uint32_t>(__cvta_generic_to_shared(target)), source, left > 0);
         } else {
@@ -412,6 +393,7 @@ private:
                 }
             }
         }
+        source += 4 * step, left -= 16, words -= 4;
     }
 };
 
@@ -438,8 +420,8 @@ struct FewCopies {
         begin = min(warp * of_warp, units), end = min(begin + of_warp, units), filled = begin;
         rows = FewRowsOfB<Format, bytes>(ring, b, options, place, begin, end);
         if constexpr (Ring::scaled) {
-            scales = FewScaleCopies<Format>(ring.scales.page[0], b, place.group, place.first_col, options.cols - 1,
-                                            begin, end);
+            const int row = min(tile::lane_item(place.first_col), options.cols - 1);
+            scales = FewScaleCopies<Format>(ring, b, place.group, row, begin, end);
         }
     }
 

@@ -76,6 +76,48 @@ __device__ inline uint32_t factors_of_a(uint32_t scales) {
     else return Runs::factors(scales);
 }
 
+// A lane's copies of scales of every 32nd of `rows` rows.
+template <class Format, int rows>
+struct WideScaleCopies {
+    static constexpr int count = rows / 32;
+    FewScaleCopies<Format> next;   // of the first of these rows
+    const uint8_t *source[count];
+
+    WideScaleCopies() = default;
+    // Of rows of a matrix from `first_row` on, to row `last` at most; from unit `begin` to unit `end`.
+    __device__ WideScaleCopies(uint8_t (&page)[rows][16], const BlockRows &operand, int matrix, int first_row, int last,
+                               int begin, int end) {
+        struct FirstRows {   // of the page, as FewScaleCopies takes them
+            struct {
+                struct {
+                    uint8_t of_row[32][16];
+                } page[1];
+            } scales;
+        };
+#pragma unroll
+        for (int i = 0; i < count; ++i) {
+            const int row = tile::lane_item(first_row + 32 * i);
+            const FewScaleCopies<Format> of_row(reinterpret_cast<FirstRows &>(page), operand, matrix, min(row, last),
+                                                begin, end);
+            if (i == 0) next = of_row;
+            // Not the last row again: all blocks would meet at it in the L2.
+            source[i] = i > 0 && row > last ? source[i - 1] : of_row.source;
+        }
+    }
+
+    // Starts copying the next page to the one at `offset`.
+    __device__ void copy(uint32_t offset) {
+#pragma unroll
+        for (int i = 0; i < count; ++i) {
+            FewScaleCopies<Format> of_row = next;
+            of_row.source = source[i];
+            of_row.copy(offset + 32 * i * 16);
+            source[i] = of_row.source;
+        }
+        next.left -= 16, next.words -= 4;
+    }
+};
+
 // The codes of eight values of a lane.
 template <int bits>
 __device__ inline void read_eight(uint32_t (&words)[bits / 4], const void *from) {
@@ -113,14 +155,14 @@ __device__ inline void gemm_of_wide_blocks(const RowsA &a, const RowsB &b, const
     const int rows = min(place.end_row - place.first_row, wide_rows);
     // Lines of B, and pages of scales.
     FewRowsOfB<FormatB, bytes, wide_cols> rows_b(rings.b, b, options, place, begin, end);
-    std::conditional_t<Ring::scaled, FewScaleCopies<FormatB, wide_cols>, NoScaleCopies> scales_b;
-    std::conditional_t<RingOfA::scaled, FewScaleCopies<FormatA, wide_rows>, NoScaleCopies> scales_a;
+    std::conditional_t<Ring::scaled, WideScaleCopies<FormatB, wide_cols>, NoScaleCopies> scales_b;
+    std::conditional_t<RingOfA::scaled, WideScaleCopies<FormatA, wide_rows>, NoScaleCopies> scales_a;
     if constexpr (Ring::scaled)
-        scales_b = FewScaleCopies<FormatB, wide_cols>(rings.b.scales.page[0], b, place.group, place.first_col,
-                                                      options.cols - 1, begin, end);
+        scales_b = WideScaleCopies<FormatB, wide_cols>(rings.b.scales.page[0].of_row, b, place.group, place.first_col,
+                                                       options.cols - 1, begin, end);
     if constexpr (RingOfA::scaled)
-        scales_a = FewScaleCopies<FormatA, wide_rows>(rings.scales_of_a[0], a, place.matrix, place.first_row,
-                                                      place.end_row - 1, begin, end);
+        scales_a = WideScaleCopies<FormatA, wide_rows>(rings.scales_of_a[0].of_row, a, place.matrix, place.first_row,
+                                                       place.end_row - 1, begin, end);
     int filled = begin;
     uint32_t stage = 0, page = 0;   // where the next ones begin
     const auto copy_scales = [&] {
