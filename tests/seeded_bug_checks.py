@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 def chosen() -> dict[str, list[str]]:
-    """{bug: [name of its check, each entry that the check launches]}."""
+    """{bug: [name of its check, each entry that the check needs]}."""
     return json.loads(CHOSEN.read_text(encoding="utf-8"))
 
 
@@ -43,7 +43,9 @@ def main():
                     with ptxrt.trace() as launches:
                         assert not fails(bug.kernel, name), f"{bug.kernel}: {name} fails without a bug"
                     seconds[bug.kernel][name] = time.perf_counter() - start
-                    entries[bug.kernel, name] = sorted({launch.entry for launch in launches})
+                    launched = {launch.entry for launch in launches}
+                    # A launch of half blocks compares them with the entry of whole ones.
+                    entries[bug.kernel, name] = sorted(launched | {entry.removesuffix("_half") for entry in launched})
         with tempfile.TemporaryDirectory() as folder:
             modules = compile_with(bug, bug.kernel, Path(folder))
             with on_modules(bug.kernel, modules):
