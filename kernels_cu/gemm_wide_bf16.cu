@@ -1,4 +1,4 @@
-// gemm_wide_bf16: matrix products of many of up to 64 rows, of operands in bf16 or f16.
+// gemm_wide_bf16: matrix products with 17 to 64 rows, of operands in bf16 or f16.
 #include "kernel.cuh"
 #include "op/gemm_wide.cuh"
 

@@ -1,4 +1,4 @@
-// gemm_wide_bf16_mxfp8: matrix products of many of up to 64 rows, of A in bf16 and B in mxfp8.
+// gemm_wide_bf16_mxfp8: matrix products with 17 to 64 rows, of A in bf16 and B in mxfp8.
 #include "kernel.cuh"
 #include "op/gemm_wide.cuh"
 

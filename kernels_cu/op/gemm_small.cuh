@@ -752,9 +752,9 @@ __device__ inline void multiply_few_rows(FewShared<FormatA, FormatB> &shared, co
     ptx::griddepcontrol_wait();
     if constexpr (few_let_next_begin<FormatB, row_tiles>) ptx::griddepcontrol_launch_dependents();
     norm.load();
-    const bool ahead = PartOfA::held && !ordered && !norm.wanted();   // loads that do not queue behind copies
+    const bool ahead = PartOfA::held && !ordered && !norm.wanted();   // loads of A do not queue behind copies of B
     if (ahead) begin_a();
-    if constexpr (eights == row_tiles) elements.load(options, place);   // nor do these
+    if constexpr (eights == row_tiles) elements.load(options, place);   // neither do these
     begin_b();
     if (ordered) find_a(options);
     norm.store(shared);

@@ -1,9 +1,9 @@
-// Matrix products of many of up to 64 rows, with the sums and the bits of gemm_small.cuh: MMAs and conversions of codes
-// then take longer than B takes from memory. C is floats, without an activation or with a gate.
+// Matrix products with 17 to 64 rows, with the sums and the bits of gemm_small.cuh. MMAs and conversions of codes then
+// take longer than the load of B. C holds floats, without an activation or with a gate.
 //
-// A block has 64 columns, and a warp all of them and all rows over its run of the depth. A code of A is thus expanded
-// once for 64 columns and one of B once for all rows, in registers. Rows of A and their scales come through rings of
-// shared memory as those of B do. Only some machines have enough of it; on others these products are those of
+// A block has 64 columns. Each warp computes all rows and columns of the block over its own run of the depth. So a code
+// of A is expanded once for 64 columns and a code of B once for all rows. Both operands and their scales come through
+// rings in shared memory. On machines with too little shared memory these entries compile the code of
 // gemm_small.cuh.
 #pragma once
 
@@ -25,7 +25,7 @@ struct WideWarp {
         uint4 a[stages][fragments][32];   // a chunk of each lane
         std::conditional_t<RingOfA::scaled, typename RingOfA::Page[at_least_one(RingOfA::pages)], NoScaleCopies>
             scales_of_a;
-        Ring b;   // last: the compiler places what follows an empty member wrongly
+        Ring b;   // last: nvcc places a member behind an empty one wrongly
     };
     union {
         Rings rings;
@@ -427,7 +427,7 @@ __device__ inline void gemm_of_wide_or_few(const RowsA &a, const RowsB &b, const
     }
 // clang-format on
 
-// An entry for many of up to 64 rows.
+// An entry for 17 to 64 rows.
 #define WIDE_GEMM(name, FormatA, FormatB)                                                                              \
     KERNEL(name, .threads = {32 * op::few_warps}, .shared_bytes = sizeof(op::WideOrFewShared<FormatA, FormatB>),       \
            .tile = {op::has_wide_blocks<FormatA, FormatB> ? op::wide_cols : op::few_cols,                              \

@@ -327,8 +327,8 @@ values, the global scale of NVFP4.
 FEW_TEXT = """For few rows: the depth is cut into eight runs of whole units of 32 values if B has 16 bits, else of 128.
 Each run is summed separately; the sums are added in pairs. A row's bits depend on the depth and the formats alone.
 """
-WIDE_TEXT = """With the bits of the kernel for few rows, but made for many of up to 64: a block has more columns and all
-rows, so that codes are converted less often. There is no other activation than swiglu, and C is not quantized.
+WIDE_TEXT = """For 17 to 64 rows, with the bits of the kernel for few rows. A block has more columns and all rows, so that
+codes are converted less often. swiglu is the only activation, and C is not quantized.
 """
 NORM_TEXT = """a_norm: rows of A are first divided by the root of their mean square plus a_eps, multiplied by a_norm and
 rounded, with the bits of `norm_rows`: at most 8 rows, as long as 256 lanes of 32 values, a power of two for each row,
@@ -522,7 +522,7 @@ def few_cases(one) -> list[dict]:
 
 
 def wide_cases(one) -> list[dict]:
-    """Cases of many of up to 64 rows: all of them and fewer, empty and long runs of the depth, tails of K, columns that
+    """Cases of 17 to 64 rows: all of them and fewer, empty and long runs of the depth, tails of K, columns that
     end amid a block, matrices."""
     return [
         one(64, 136, 5216, out_f32=True),
