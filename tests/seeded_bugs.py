@@ -1251,11 +1251,19 @@ BUGS = [
     ),
     Bug(
         "around",
-        "complete_segments_merged_with_the_first_sums",
+        "segments_merged_with_the_first_sums",
         "attention_merge",
         "op/merge_segments.cuh",
-        "i < present, sum_at + i * rows, 0.0f",
-        "i < present, sum_at, 0.0f",
+        "written(i), sum_at + i * rows, 0.0f",
+        "written(i), sum_at, 0.0f",
+    ),
+    Bug(
+        "around",
+        "segments_with_keys_left_out",
+        "attention_merge",
+        "op/merge_segments.cuh",
+        "load_others([&](int i) { return max[i] != -INFINITY; });",
+        "load_others([&](int i) { return max[i] == -INFINITY; });",
     ),
     Bug(
         "around",

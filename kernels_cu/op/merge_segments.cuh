@@ -166,8 +166,8 @@ __device__ inline bool are_usual(const Segments &segments, const Merged &merged)
     const auto others = bits(segments.exact_sum) | bits(segments.sinks) | bits(segments.row_shift) |
                         bits(segments.v_global) | bits(merged.out_f32.data) | bits(merged.lse) | bits(merged.max) |
                         bits(merged.sum);
-    return segments.complete && others == 0 && segments.row_sum && !merged.out_bf16.data != !merged.out_f16.data &&
-           !segments.natural && segments.splits <= 16 * merge_batch && segments.rows() * segments.dim_v < 1 << 30 &&
+    return others == 0 && segments.row_sum && !merged.out_bf16.data != !merged.out_f16.data && !segments.natural &&
+           segments.splits <= 16 * merge_batch && segments.rows() * segments.dim_v < 1 << 30 &&
            (segments.dim_v | segments.width) % merge_columns == 0;
 }
 
@@ -202,12 +202,18 @@ __device__ inline void merge_usual_segments(const tile::Team &team, const Segmen
         if (turn == 1) {
             wait_for_launches_ahead();
 #pragma unroll
-            for (int i = 0; i < merge_batch; ++i) {
+            for (int i = 0; i < merge_batch; ++i)
                 max[i] = ptx::ld_global_f32_if(i < present, max_at + i * rows, -INFINITY);
-                sum[i] = ptx::ld_global_f32_if(i < present, sum_at + i * rows, 0.0f);
-            }
+            const auto load_others = [&](auto &&written) {
 #pragma unroll
-            for (int i = 0; i < merge_batch; ++i) part[i].load(part_at + i * part_step, i < present);
+                for (int i = 0; i < merge_batch; ++i) {
+                    sum[i] = ptx::ld_global_f32_if(written(i), sum_at + i * rows, 0.0f);
+                    part[i].load(part_at + i * part_step, written(i));
+                }
+            };
+            // Only where some segments have no values do these loads wait for the maxima.
+            if (segments.complete) load_others([&](int i) { return i < present; });
+            else load_others([&](int i) { return max[i] != -INFINITY; });
         }
         Node some[merge_batch];
         bool whole = true;   // whether all maxima are integers

@@ -433,8 +433,13 @@ _ROUNDED_MERGE = Tolerance("the result is rounded", relative_l2=3e-3)
         ),
         dict(splits=19, batch=1, heads=1, queries=3, width=8, dim_v=8, row_sum=True, out_f32=True, lse=True),
         *(
-            dict(splits=splits, batch=2, heads=3, queries=3, width=16, dim_v=8, row_sum=True, **out, complete=1)
-            for splits, out in ((2, dict(out_bf16=True)), (7, dict(out_f16=True)), (33, dict(out_bf16=True)))
+            dict(splits=splits, batch=2, heads=3, queries=3, width=16, dim_v=8, row_sum=True, **more)
+            for splits, more in (
+                (2, dict(out_bf16=True, complete=1)),
+                (7, dict(out_f16=True, complete=1)),
+                (7, dict(out_bf16=True)),
+                (33, dict(out_bf16=True, complete=1)),
+            )
         ),
         dict(
             splits=150,
