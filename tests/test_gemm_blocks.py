@@ -258,7 +258,7 @@ MX_PAIRS = [pair for pair in PAIRS if all(format in ("mxfp8", "mxfp4") for forma
 @pytest.mark.parametrize("pair", MX_PAIRS, ids="-".join)
 def test_scales_of_few_rows_move_no_bit(pair, rows, ptx):
     """Few rows are multiplied in f16 under usual scales, and in bf16 from the first other scale of a run on."""
-    depth = 8192  # a run of a warp has two pages of scales
+    depth = 5120  # a run of a warp has 20 scales, in two pages
     a, b = drawn(pair[0], rows, depth), drawn(pair[1], 8, depth)
     with ptxrt.using("emulator", ptx=ptx, arithmetic="hardware"):
         want = ptxrt.matmul(a, b, out_dtype=np.float32)
@@ -272,13 +272,48 @@ def test_scales_of_few_rows_move_no_bit(pair, rows, ptx):
 
         assert np.array_equal(of(a.scales, b.scales + 40), want * np.float32(2.0**40))
         assert np.array_equal(of(a.scales - 30, b.scales), want * np.float32(2.0**-30))
-        # Sums that began in f16 go on in bf16: scales of one row are larger in the last quarter of every warp's run.
+        # Sums that began in f16 go on in bf16: scales of one row are larger in the second page of every warp's run.
         for side in range(2):
             scales = [a.scales.copy(), b.scales.copy()]
             row = scales[side][2].reshape(8, -1)
-            row[:, 3 * row.shape[1] // 4 :] += 40
+            row[:, 16:] += 40
             later = of(*scales)
             scales[side][2] -= 40
             at_once = of(*scales)
             line = (slice(None), 2) if side else 2
             assert np.array_equal(later[line], at_once[line] * np.float32(2.0**40))
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_scales_of_few_rows_lie_at_any_address(text_machine, monkeypatch, pair):
+    """They are copied 16 bytes or 4 at a time or one by one, for up to 8 rows, up to 16 and more, and in wide blocks.
+    Runs have two pages of scales; from the fifth warp on, some of B are too large for f16."""
+    depth = 4608  # runs of 640 values, of which some begin at multiples of 16 scales
+    a, b = drawn(pair[0], 20, depth), drawn(pair[1], 8, depth, 1)
+    if pair[0] == "mxfp4":
+        a.scales[:] -= 8  # as of usual activations and weights
+    if pair[1] in ("mxfp4", "mxfp8"):
+        b.scales[:] -= 8 if pair[1] == "mxfp4" else 4
+        b.scales[:, 80::20] += 12
+
+    def at(x, offset):
+        """An operand on the device whose scales begin `offset` bytes behind a multiple of 16."""
+        if isinstance(x, np.ndarray):
+            return ptxrt.to_device(x)
+        some = ptxrt.to_device(np.zeros(offset + x.scales.size, np.uint8))
+        scales = some[offset:].reshape(x.scales.shape)
+        scales[...] = x.scales.view(np.uint8)
+        return x.with_arrays({name: ptxrt.to_device(array) for name, array in x.arrays.items()} | dict(scales=scales))
+
+    want = None
+    for rows, wide in ((20, False), (12, False), (5, False), (18, True)):
+        monkeypatch.setattr(ptxrt.ops.gemm, "is_wide", lambda *_, wide=wide: wide)
+        for offset in (0, 1):
+            operands = at(rows_of(a, slice(rows)), offset), at(b, offset)
+            with ptxrt.trace() as seen:
+                got = ptxrt.matmul(*operands, out_dtype=np.float32).to_numpy()
+            assert [launch.kernel.startswith("gemm_wide" if wide else "gemm_few") for launch in seen] == [True]
+            if want is None:
+                want = got
+                assert ptxrt.compare(want, exact_matmul(a, b)).relative_l2 <= 1e-6 * np.sqrt(depth)
+            np.testing.assert_array_equal(got, want[:rows])

@@ -8,7 +8,7 @@ import pytest
 import ptxrt
 from ptxrt.errors import ArgumentError
 from ptxrt.ops.gemm import PRODUCTS, exact_matmul
-from ptxrt.ops.gemm_kernels import grid_rows
+from ptxrt.ops.gemm_kernels import BLOCK_PAIRS, grid_rows
 
 BF16 = ml_dtypes.bfloat16
 
@@ -142,6 +142,22 @@ def test_scale_tiles_are_filled_where_groups_end_early(text_machine, format, spl
     tile = flat.reshape(-1, 32, 4, 4).transpose(2, 1, 0, 3).reshape(128, -1)  # rows of 32, interleaved by four
     np.testing.assert_array_equal(tile[:6, :blocks], want.scales.view(np.uint8))
     assert (tile[6:9, :blocks] == 0xAB).all() and not tile[9:].any() and not tile[:6, blocks:].any()
+
+
+@pytest.mark.parametrize("pair", [("bf16", "bf16"), *BLOCK_PAIRS], ids="-".join)
+def test_scale_tiles_are_filled_where_no_group_has_rows(text_machine, pair):
+    a, b = operand(pair[0], 9, 32), operand(pair[1], 3, 40, 32, seed=1)
+    out = ptxrt.quantize(np.ones((9, 40), np.float32), "mxfp8", scale_layout="128x4", pad=True)
+    out.scales.view(np.uint8)[:] = 0xAB
+    a, b, out = (
+        ptxrt.to_device(x)
+        if isinstance(x, np.ndarray)
+        else x.with_arrays({name: ptxrt.to_device(of) for name, of in x.arrays.items()})
+        for x in (a, b, out)
+    )
+    ptxrt.matmul_grouped(a, b, ptxrt.to_device(np.zeros(4, np.int32)), out=out)
+    tile = out.to_numpy().scales.view(np.uint8).reshape(32, 4, 4).transpose(1, 0, 2).reshape(128, 4)
+    assert (tile[:9, :2] == 0xAB).all() and not tile[9:].any()
 
 
 @pytest.mark.parametrize("tokens, chosen, experts", [(1, 1, 1), (50, 3, 7), (200, 6, 128)])

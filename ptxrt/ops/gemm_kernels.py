@@ -531,6 +531,7 @@ def wide_cases(one) -> list[dict]:
         one(40, 136, 96, width=68, out_bf16=True, bias_f32=True, activation=5, alpha=0.125),
         one(64, 64, 96, width=32, out_f32=True, activation=5, limit=2.0, offset=1.0, residual_f32=True, alpha=0.125),
         one(90, 40, 160, 3, out_f32=True, alphas=True, alpha_count=3),
+        one(12, 40, 32, out_f32=True, residual_f16=True, leveled=True),  # fewer rows
     ]
 
 
@@ -628,7 +629,7 @@ gemm_wide_bf16 = _declare(
     ends=_plain_ends,
     block=1,
     derived=_few_axes("bf16"),
-    cases=wide_cases(lambda *sizes, of_tiles=0, **rest: case(*sizes, **rest)),
+    cases=wide_cases(lambda *sizes, of_tiles=0, leveled=False, **rest: case(*sizes, **rest)),
     draw=dict(a=_values, b=_values),
 )
 
@@ -691,16 +692,19 @@ def _operand_sizes(name: str, format: str, matrices: int, rows: int, depth: int,
     }
 
 
-def block_case(a: str, b: str, rows=70, cols=100, depth=192, batch=1, swizzled=0, shared=0, **rest) -> dict:
-    """A declared case of a pair of formats. shared: B has one matrix for the whole batch."""
+def block_case(
+    a: str, b: str, rows=70, cols=100, depth=192, batch=1, swizzled=0, shared=0, leveled=False, **rest
+) -> dict:
+    """A declared case of a pair of formats. shared: B has one matrix for the whole batch. leveled: operands have
+    factors also in formats without a global scale."""
     result = case(rows, cols, depth, batch, swizzled=swizzled, **rest)
     tokens, groups = (rest.get(name, result[name]) for name in ("tokens", "groups"))
     operands = {} if a == "bf16" else _operand_sizes("a", a, batch, tokens, depth, swizzled)
     operands |= _operand_sizes("b", b, groups, cols, depth, swizzled, shared)
     if a != "bf16":
         del result["depth"]
-    levels = {f"{name}_global": True for name, format in (("a", a), ("b", b)) if format == "nvfp4" and batch == 1}
-    return result | operands | levels
+    two_level = {name for name, format in (("a", a), ("b", b)) if format == "nvfp4" or leveled and format != "bf16"}
+    return result | operands | {f"{name}_global": True for name in sorted(two_level) if batch == 1}
 
 
 def block_cases(a: str, b: str) -> list[dict]:
@@ -749,6 +753,10 @@ def _declare_blocks(a: str, b: str, few: bool = False, wide: bool = False):
         )
     elif few:
         cases = few_cases(lambda *sizes, **rest: block_case(a, b, *sizes, **halves, **rest))
+        cases.append(block_case(a, b, 12, 40, 160, **halves, out_f16=True, bias_f16=True, leveled=True))
+        if not half and a != "nvfp4":
+            more = dict(out_bf16=True, bias_bf16=True, alphas=True, leveled=True)
+            cases.append(block_case(a, b, 5, 40, 160, **more))
     else:
         cases = block_cases(a, b)
     if normed:
@@ -757,6 +765,9 @@ def _declare_blocks(a: str, b: str, few: bool = False, wide: bool = False):
             for halves, sizes in ((1, _NORMED[::2]), (2, _NORMED[:2]))
             for rows, depth in sizes
         ]
+        # a row in few lanes of a warp; a gate, a bias and factors of up to eight rows
+        more = dict(halves=1, width=20, out_bf16=True, bias_bf16=True, activation=5, alpha=0.125, leveled=True)
+        cases.append(block_case(a, b, 8, 40, 96, **more, a_norm=True, a_eps=1e-5))
     return _declare(
         name,
         _normed_half_in_blocks if normed else _half_in_blocks if half else _in_blocks,
