@@ -702,6 +702,10 @@ def test_merge_writes_columns_that_lie_apart(text, rng):
         for got, want in zip(apart, whole):
             np.testing.assert_array_equal(bits(got.to_numpy())[..., ::2], bits(want))
             assert not bits(got.to_numpy())[..., 1::2].any()
+        apart = ptxrt.to_device(np.zeros((*shape[:3], 16), BF16))
+        sums = np.ones((2, *shape[:3]), np.float32)
+        merge(*map(ptxrt.to_device, (*segments, sums)), out_bf16=apart[..., ::2], complete=1)
+        np.testing.assert_array_equal(bits(apart.to_numpy())[..., ::2], bits(whole[0]))
 
 
 @pytest.mark.parametrize("splits", [1, 3, 32, 64, 65])

@@ -291,6 +291,9 @@ _PACKED = dict(query_starts=True, query_ends=True)
         ),
         _dense("mxfp4", queries=12, sequences=3, keys=200, tiles=64, **_PACKED, format="bf16"),
         _dense("mxfp4", "mxfp8", group=2, dim=200, keys=200, tiles=256, format="bf16"),
+        _dense("nvfp4", dim=136, keys=40, tiles=192, format="f16"),  # rows of six chunks
+        _case("nvfp4", dim=160, page=7, table=3, format="f16"),
+        _case("nvfp4", dim=128, group=3, queries=3, table=2, format="bf16"),
         _dense("nvfp4", "plain", group=2, dim=64, keys=200, tiles=64, left=70, format="bf16"),
         _dense("mxfp8", dim=96, keys=100, tiles=96, queries=3, format="bf16"),
         # eight rows and sixteen of each format, ends amid a unit; sixteen of wide heads, with a cap; in tiles
