@@ -347,6 +347,9 @@ class _Axes:
                 f"{kernel.name}: no array fixes {', '.join(missing)}; pass {words}. Declared: {kernel.declaration}"
             )
         self._check_variants()
+        for axis, step in kernel.multiples.items():
+            if axes[axis] % step:
+                self._fail_size(axis, step)
         for a in kernel.arrays:
             for dim in a.shape.dims:
                 try:
@@ -421,14 +424,19 @@ class _Axes:
 
     def _fail_multiple(self, dim: Dim, a: Argument) -> NoReturn:
         """Raise for an axis that does not divide as `a` needs, naming the sizes that would."""
-        kernel, axis = self.kernel, dim.axes[0]
-        step = multiple_of(axis, (x.shape for x in kernel.arrays)) if len(dim.axes) == 1 else dim.denominator
+        axis = dim.axes[0]
+        shapes = (x.shape for x in self.kernel.arrays)
+        step = multiple_of(axis, shapes) if len(dim.axes) == 1 else dim.denominator
+        self._fail_size(axis, step, f", as {a.name} is declared {a}")
+
+    def _fail_size(self, axis: str, step: int, reason: str = "") -> NoReturn:
+        """Raise for an axis that is no multiple of `step`, naming the nearest sizes."""
         size = self.axes[axis]
         below, above = size // step * step, -(-size // step) * step
         advice = f"Pad it to {above}" + (f" or cut it to {below}." if below else ".")
         raise ArgumentError(
-            f"{kernel.name}: {axis} is {size} in {self.origin[axis]}; it must be a multiple of {step}, "
-            f"as {a.name} is declared {a}. {advice}"
+            f"{self.kernel.name}: {axis} is {size} in {self.origin[axis]}; it must be a multiple of {step}{reason}. "
+            f"{advice}"
         )
 
     def _check_variants(self) -> None:

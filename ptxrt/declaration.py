@@ -226,7 +226,22 @@ def summary_of(manual: str) -> str:
 class Declaration:
     """The declaration of a kernel: its arguments, axes, compilations, cases and tolerances. It runs nothing."""
 
-    def __init__(self, function, grid, variants, filled, halved, packed, fixed, derived, cases, tolerance, flops, draw):
+    def __init__(
+        self,
+        function,
+        grid,
+        variants,
+        filled,
+        halved,
+        packed,
+        fixed,
+        multiples,
+        derived,
+        cases,
+        tolerance,
+        flops,
+        draw,
+    ):
         self.function = function
         self.name = self.__name__ = function.__name__
         self.__doc__ = manual_of(function)
@@ -249,6 +264,7 @@ class Declaration:
         self.halved = halved
         self.packed = packed
         self.fixed = dict(fixed)
+        self.multiples = dict(multiples)
         self.unions = next((a.formats for a in self.arguments if a.is_union), ())
         self._tolerance = tolerance
         self._flops = flops
@@ -259,10 +275,12 @@ class Declaration:
     def _check_declaration(self) -> None:
         """Raise ValueError if the declaration contradicts itself."""
         unknown = [axis for dim in self.grid for axis in dim.axes if axis not in self.axes]
-        unknown += [axis for axis in (*" ".join(self.variants).split(), *self.fixed) if axis not in self.axes]
+        named = (*" ".join(self.variants).split(), *self.fixed, *self.multiples)
+        unknown += [axis for axis in named if axis not in self.axes]
         if unknown or not 1 <= len(self.grid) <= 3:
             raise ValueError(
-                f"{self.name}: grid, variants and fixed name one to three words over {self.axes}; {unknown} are none"
+                f"{self.name}: grid, variants, fixed and multiples name one to three words over {self.axes}; "
+                f"{unknown} are none"
             )
         if not self.__doc__:
             raise ValueError(f"{self.name} has no docstring")

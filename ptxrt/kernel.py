@@ -26,6 +26,7 @@ def kernel(
     halved: bool = False,
     packed: bool = False,
     fixed: Mapping[str, int] | None = None,
+    multiples: Mapping[str, int] | None = None,
     derived: Mapping[str, Callable[[Mapping[str, int]], int]] | None = None,
     cases: Sequence[Mapping[str, Any]] = (),
     tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
@@ -46,6 +47,7 @@ def kernel(
     packed: whether the second word of the grid counts rows of `sequences` sequences that are packed in one item of the
         batch. No block has rows of two of them, so that there may be a block more for each (sequences.py).
     fixed: axes that have one size and need not be given.
+    multiples: axes whose sizes must be multiples of these numbers, and no shape says so.
     derived: for axes that depend on others, functions that return the size from the axes known so far, in an order
         in which all can be computed. The known axes include the axis itself if the call gives it. A derived axis may
         be an axis of no array; the entry does not receive such an axis.
@@ -68,6 +70,7 @@ def kernel(
             halved,
             packed,
             fixed or {},
+            multiples or {},
             derived or {},
             cases,
             tolerance,

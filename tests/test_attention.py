@@ -1070,6 +1070,22 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
         assert str(caught.value).split(":")[0] in ("attention", "merge", "attention_bf16")
 
 
+@pytest.mark.parametrize("name", [name for name, kernel in ptxrt.kernels().items() if kernel.multiples])
+def test_kernels_refuse_columns_that_they_store_past_a_row(name):
+    """They store eight columns at a time. `attention` pads; a view of one key or of wide rows fits the strides."""
+    kernel, keys = ptxrt.kernels()[name], np.zeros((1, 1, 1, 24), np.float16)
+    axes = dict(sequences=1, splits=1, scale=1.0, left=OPEN, right=OPEN)
+    calls = {"dim_v": lambda cols: kernel.bind(keys[None], keys, keys[..., :cols], out_f32=True, **axes)}
+    if "cols" in kernel.axes:
+        case = next(case for case in kernel.cases if "out_f32" in case.optional)
+        calls = {"cols": lambda cols: kernel.bind(**{**kernel.example(case), "cols": cols})}
+    ((axis, call),) = calls.items()
+    assert call(16).axes[axis] == 16
+    words = rf"^{name}: {axis} is 20 in .*; it must be a multiple of 8\. Pad it to 24 or cut it to 16\.$"
+    with pytest.raises(ptxrt.ArgumentError, match=words):
+        call(20)
+
+
 # The references
 
 

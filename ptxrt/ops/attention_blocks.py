@@ -16,6 +16,7 @@ from .attention_kernels import (
     PACKED,
     PARTIAL,
     ROW_SUMS,
+    STORED_COLUMNS,
     SUMS,
     attend,
     example_flags,
@@ -322,6 +323,7 @@ def _declare(qk: str, pv: str) -> Kernel:
         grid="splits*heads_kv group*queries sequences",
         variants={"dim dim_v": DIMS[qk, pv]},
         halved=True,
+        multiples=dict(cols=STORED_COLUMNS),
         derived=_derived(qk, pv),
         cases=_cases(qk, pv),
         tolerance=dict(

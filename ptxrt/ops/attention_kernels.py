@@ -16,6 +16,8 @@ from ..sequences import ends_of, starts_of
 HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
 # A side of a window without limit; no key is this far away.
 OPEN = 2**31 - 1
+# Kernels store rows of an output in runs of so many columns.
+STORED_COLUMNS = 8
 # Keys of a unit; splits are whole units.
 SPLIT_UNIT = 64
 LOG2_E = math.log2(math.e)
@@ -211,6 +213,7 @@ ROW_SUMS = Tolerance("float32 scores and sums, exponents in steps of 2^-17, appr
     grid="splits*heads_kv group*queries batch",
     variants={"dim dim_v": HEAD_DIMS},
     filled=True,
+    multiples=dict(dim_v=STORED_COLUMNS),
     halved=True,
     packed=True,
     cases=[
@@ -575,6 +578,7 @@ IN_KERNEL_DIMS = ((64, 64), (128, 128), (256, 256))
     grid="splits*heads_kv group*queries sequences",
     variants={"dim dim_v": IN_KERNEL_DIMS},
     filled=True,
+    multiples=dict(dim_v=STORED_COLUMNS),
     cases=[
         *(_case(dim=dim, dim_v=dim_v, right=0, out_bf16=True, lse=True) for dim, dim_v in IN_KERNEL_DIMS),
         _case(dim=64, queries=20, out_f32=True),
