@@ -327,7 +327,8 @@ values, the global scale of NVFP4.
 FEW_TEXT = """For few rows: the depth is cut into eight runs of whole units of 32 values if B has 16 bits, else of 128.
 Each run is summed separately; the sums are added in pairs. A row's bits depend on the depth and the formats alone.
 """
-WIDE_TEXT = """For 17 to 64 rows, with the bits of the kernel for few rows. A block has more columns and all rows, so that
+WIDE_TEXT = """\
+For 17 to 64 rows, with the bits of the kernel for few rows. A block has more columns and all rows, so that
 codes are converted less often. swiglu is the only activation, and C is not quantized.
 """
 NORM_TEXT = """a_norm: rows of A are first divided by the root of their mean square plus a_eps, multiplied by a_norm and
