@@ -97,6 +97,33 @@ EXPLAINED = [
         "Rows that are stored in chunks are aligned to 16 bytes. store_share() asks for that again.",
     ),
     Explained(
+        "gemm_few_*",
+        "portable",
+        "more_type < if (end_elements<Runs>(shared.warp, options, elements, rows_of(place), warp)) return;",
+        "A residual is added here in up to eight rows alone, and these are more: nvcc does not see that it never is.",
+    ),
+    Explained(
+        "gemm_few_*",
+        "portable",
+        "more_type < load_more(); < elements.load(options, place);",
+        "The loads of that residual.",
+    ),
+    *(
+        Explained(
+            "attention_one",
+            "portable",
+            line,
+            "Its keys lie in rows. In the portable text nvcc does not see that there are no tiles.",
+        )
+        for line in (
+            "return Units::copy_columns(target, format, tile, part, source.tile_dim);",
+            "Units::copy_rows(target, format, keys, [&](int row, int chunk) {",
+            "? tile + 16 * rows.index(first_row + row, chunk) : nullptr;",
+            "if (format == RowFormat::plain) return;",
+            "Units::copy_scales(unit, format, blocks, true, false, [&](int row) { return scales + row * step; });",
+        )
+    ),
+    Explained(
         "attention_bf16",
         "portable",
         "before_last() < multiply_scores<Element, Tiling::dim, KeyTile>(s, q, k + current, [&] {",
