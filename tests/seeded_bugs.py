@@ -1678,6 +1678,22 @@ BUGS = [
     ),
     Bug(
         "cache",
+        "the_last_node_left_out_where_a_block_merges_its_nodes",
+        ONE,
+        "op/attention_few.cuh",
+        "first + i < nodes ? options.row_max",
+        "first + i < nodes - 1 ? options.row_max",
+    ),
+    Bug(
+        "cache",
+        "the_first_nodes_left_out_where_a_block_merges_its_nodes",
+        ONE,
+        "op/attention_few.cuh",
+        "sum = sum.with(some[0]",
+        "sum = Piece<merge_columns>::none().with(some[0]",
+    ),
+    Bug(
+        "cache",
         "the_shift_of_capped_scores_added_twice",
         FEW,
         "op/attention_few.cuh",

@@ -471,8 +471,10 @@ def test_the_heads_of_a_group_are_those_of_calls_of_their_own(machine, rng, grou
 
 @pytest.mark.parametrize("format, group, window", [("bf16", 3, None), ("nvfp4", 20, None), ("mxfp8", 2, (70, 0))])
 @pytest.mark.parametrize("dim", [64, 128])
-def test_a_single_node_is_finished_without_a_merge(machine, rng, format, group, window, dim):
-    """Tables with room for one node and for two give the same bits, whether warps share a chunk or have their own."""
+def test_nodes_of_one_split_are_finished_without_a_merge(machine, rng, format, group, window, dim):
+    """Tables with room for one node and for two, in one split and in two, give the same bits, whether warps share a
+    chunk or have their own.
+    """
     lengths = [1, 63, 64, 65, 130, 200, 256, 257, 600, 1000]
     levels = dict(k_global=[0.5, 2.0], v_global=[0.75, 1.5], k_mean=normal(rng, HEADS, dim, dtype=np.float32))
     keys = [[normal(rng, n, HEADS, dim) for n in lengths] for _ in "kv"]
@@ -487,11 +489,28 @@ def test_a_single_node_is_finished_without_a_merge(machine, rng, format, group, 
         dict(softcap=3.0, sinks=sinks, return_lse=True),
     ):
         found = []
-        for some, last in ((table, "attention_few"), (wide, "attention_merge")):
-            results = ptxrt.attention_paged(q, cache, some, np.int32(lengths), window=window, **options)
+        for some, splits, last in (
+            (table, 1, "attention_few"),
+            (wide, 1, "attention_few"),
+            (wide, 2, "attention_merge"),
+        ):
+            results = ptxrt.attention_paged(q, cache, some, np.int32(lengths), window=window, splits=splits, **options)
             found.append(results)
             assert ptxrt.last_launches()[-1].kernel == last
-        assert_same_bits(*found)
+        for results in found[1:]:
+            assert_same_bits(results, found[0])
+
+
+def test_as_many_nodes_as_a_block_merges(machine, rng):
+    """Eight nodes in one split, some of which a sequence lacks, have the bits of a merge of eight; nine are merged."""
+    lengths = [7 * 1024 + 1, 1025, 0, 3 * 1024]
+    cache, table = filled(rng, *sequences(rng, lengths, heads=1), lengths, page=64, width=128, format="mxfp8")
+    wide = np.concatenate([table, np.full((len(lengths), 1), -1, np.int32)], axis=1)
+    q = normal(rng, len(lengths), 3, 1, DIM)
+    want = ptxrt.attention_paged(q, cache, table, lengths, splits=8)
+    for some, last in ((table, "attention_one"), (wide, "attention_merge")):
+        assert_same_bits([ptxrt.attention_paged(q, cache, some, lengths, splits=1)], [want])
+        assert ptxrt.last_launches()[-1].kernel == last
 
 
 def test_as_many_segments_as_a_merge_takes(machine, rng):

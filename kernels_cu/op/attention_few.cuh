@@ -71,7 +71,7 @@ struct CachedKeys {
     int levels;                         // 1, or the number of heads
 };
 
-// What a block needs to write the outputs of rows that have one node.
+// What a block needs to write the outputs of rows of which it has all nodes.
 struct FewEnding {
     bool wanted;                      // whether there are any
     float *merged_max, *merged_sum;   // as in Merged
@@ -366,11 +366,39 @@ struct FewSoftmax {
     }
 };
 
-// Writes the outputs of rows first_row .. end_row - 1 of a problem with one node. Equal numbers of threads have a row.
-// dim_v is a multiple of merge_columns.
-template <int dim, int most>
-__device__ inline void finish_rows(const FewProblem &problem, const FinishedRows<dim, most> &rows, int first_row,
-                                   int end_row, const FewEnding &ending) {
+// The most nodes of a row that a block merges itself, if it has them all.
+constexpr int finished_nodes = 2 * merge_batch;
+
+// The sum of the nodes of a row, which this block has written: columns from `column` on. at: of the row in a node.
+__device__ inline Piece<merge_columns> sum_of_nodes(const AttentionOptions &options, int nodes, size_t at, int column) {
+    const size_t rows = size_t(options.batch) * options.heads_kv * options.group * options.queries;
+    Piece<merge_columns> sum = Piece<merge_columns>::none();
+#pragma unroll 1
+    for (int first = 0; first < nodes; first += merge_batch) {
+        Piece<merge_columns> some[merge_batch];
+#pragma unroll
+        for (int i = 0; i < merge_batch; ++i)
+            some[i].max = first + i < nodes ? options.row_max[at + (first + i) * rows] : -INFINITY;
+#pragma unroll
+        for (int i = 0; i < merge_batch; ++i) {
+            const bool present = some[i].max != -INFINITY;   // else partial is not written
+            const size_t place = at + (first + i) * rows;
+            const float4 part =
+                present ? *reinterpret_cast<const float4 *>(options.partial + place * options.dim_v + column)
+                        : float4{};
+            const float row_sum = present ? options.row_sum[place] : 0.0f;
+            some[i] = {some[i].max, {part.x, part.y, part.z, part.w, row_sum, row_sum}};
+        }
+        sum = sum.with(some[0].with(some[1]).with(some[2].with(some[3])));
+    }
+    return sum;
+}
+
+// Writes the outputs of rows first_row .. end_row - 1 of a problem. Equal numbers of threads have a row. dim_v is a
+// multiple of merge_columns. piece_of(row in the block, where the row is in a node, column): the sum of all nodes.
+template <int most, class PieceOf>
+__device__ inline void finish_rows(const FewProblem &problem, int first_row, int end_row, const FewEnding &ending,
+                                   PieceOf &&piece_of) {
     constexpr int row_threads = 32 * node_chunks / most;
     const AttentionOptions &options = problem.options;
     const int in_block = threadIdx.x / row_threads, row = first_row + in_block;
@@ -383,17 +411,10 @@ __device__ inline void finish_rows(const FewProblem &problem, const FinishedRows
                        of_row(options.lse),
                        of_row(ending.merged_max),
                        of_row(ending.merged_sum)};
-    const float max = rows.max[in_block], sum = rows.sum[in_block];
 #pragma unroll 1
     for (int column = threadIdx.x % row_threads * merge_columns; column < options.dim_v;
          column += row_threads * merge_columns) {
-        float4 part{};
-        if (max != -INFINITY) {
-            part = *reinterpret_cast<const float4 *>(rows.o[in_block] + column);
-            *reinterpret_cast<float4 *>(options.partial + at * options.dim_v + column) = part;
-        }
-        if (column == 0) options.row_max[at] = max, options.row_sum[at] = sum;
-        const Piece<merge_columns> node{max, {part.x, part.y, part.z, part.w, sum, sum}};
+        const Piece<merge_columns> node = piece_of(in_block, at, column);
         finish_piece(of, node, false, 0.0f, column == 0, [&](const float (&values)[merge_columns]) {
             const auto store = [&](auto *out, const StridesQ &strides) {
                 if (!out) return;
@@ -412,8 +433,22 @@ __device__ inline void finish_rows(const FewProblem &problem, const FinishedRows
     }
 }
 
+// The single node of a row, for finish_rows. Also writes it to partial.
+template <int dim, int most>
+__device__ inline Piece<merge_columns> kept_node(const AttentionOptions &options, const FinishedRows<dim, most> &rows,
+                                                 int in_block, size_t at, int column) {
+    const float max = rows.max[in_block], sum = rows.sum[in_block];
+    float4 part{};
+    if (max != -INFINITY) {
+        part = *reinterpret_cast<const float4 *>(rows.o[in_block] + column);
+        *reinterpret_cast<float4 *>(options.partial + at * options.dim_v + column) = part;
+    }
+    if (column == 0) options.row_max[at] = max, options.row_sum[at] = sum;
+    return {max, {part.x, part.y, part.z, part.w, sum, sum}};
+}
+
 // Attention of the rows of a block for one split of the nodes. Nodes are undivided sums and go to partial, row_max
-// and row_sum of the options, as splits do. A single node becomes the outputs of `ending`.
+// and row_sum of the options, as splits do. If there is one split of few nodes, they become the outputs of `ending`.
 template <class Tiling, class Element>
 __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, const Element *q,
                                               const StridesQ &q_strides, const CachedKeys &cached,
@@ -706,9 +741,10 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         return arena + filled;
     };
 
-    // Who writes nodes, and where a node is for its outputs.
+    // Who writes nodes, and where a single node is for its outputs.
     const int writer = shares ? end_tile - 1 : 0;
-    const bool finishes = ending.wanted && cached.nodes == 1;
+    const bool finishes = ending.wanted && options.splits == 1 && cached.nodes <= finished_nodes;
+    const bool keeps_node = finishes && cached.nodes == 1;
     typename Tiling::Finished &finished = *reinterpret_cast<typename Tiling::Finished *>(shared.arena[writer].bytes);
 
     // All nodes: the softmax over the warp's tiles, then the sum of the four warps.
@@ -1085,8 +1121,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             const int of_lane = tile::accumulator_row(2 * octet);
             if (tile::accumulator_column(0) == 0 && first_row + of_lane < end_row) {
                 const size_t at = first_at + problem.row_at(first_row + of_lane);
-                *(finishes ? finished.max + of_lane : options.row_max + at) = rows.row_max;
-                *(finishes ? finished.sum + of_lane : options.row_sum + at) = rows.row_sum;
+                *(keeps_node ? finished.max + of_lane : options.row_max + at) = rows.row_max;
+                *(keeps_node ? finished.sum + of_lane : options.row_sum + at) = rows.row_sum;
             }
             const OfColumns maxima(rows.row_max);
 #pragma unroll
@@ -1097,7 +1133,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
                 const size_t at = first_at + problem.row_at(row);
                 // One code stores to both memories.
                 float *const target =
-                    ptx::of_this_branch(finishes ? finished.o[in_block] : options.partial + at * options.dim_v);
+                    ptx::of_this_branch(keeps_node ? finished.o[in_block] : options.partial + at * options.dim_v);
                 if (natural_columns) {
 #pragma unroll
                     for (int j = 0; j < 2 * accumulators; ++j) {
@@ -1118,8 +1154,23 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         }
     }
     if (!finishes) return;
-    ptx::bar_sync();   // all threads see the node
-    finish_rows(problem, finished, first_row, end_row, ending);
+    ptx::bar_sync();   // all threads see the nodes
+    const auto kept = [&](int in_block, size_t at, int column) {
+        return kept_node(options, finished, in_block, at, column);
+    };
+    const auto sum = [&](int, size_t at, int column) { return sum_of_nodes(options, cached.nodes, at, column); };
+    // Known keys have a body for each, which is short: what runs once comes from memory.
+    if constexpr (Keys::known) {
+        if (keeps_node) [[likely]]
+            finish_rows<Tiling::rows>(problem, first_row, end_row, ending, kept);
+        else finish_rows<Tiling::rows>(problem, first_row, end_row, ending, sum);
+    } else {
+        finish_rows<Tiling::rows>(problem, first_row, end_row, ending, [&](int in_block, size_t at, int column) {
+            if (cached.nodes == 1) [[likely]]
+                return kept(in_block, at, column);
+            return sum(in_block, at, column);
+        });
+    }
 }
 
 }   // namespace op

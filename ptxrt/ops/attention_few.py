@@ -27,8 +27,8 @@ BLOCK_ROWS = 8, 16
 # The head dimensions of `attention_one`, and the most rows of one head of keys for which calls take it.
 ONE_DIMS = 64, 128
 ONE_ROWS = 8
-# The most nodes of one merge.
-MOST_NODES = 4096
+# The most nodes of one merge, and of a row whose blocks merge them themselves.
+MOST_NODES, FINISHED_NODES = 4096, 8
 
 _PARTIAL = Tolerance(
     "weights are rounded to 16 bits before the second product", relative_l2=2.5e-3, cosine=0.99999, gain=1e-3
@@ -56,9 +56,11 @@ def splits_of_nodes(
     return -(-nodes // -(-nodes // max(min(requested, nodes), 1)))
 
 
-def writes_outputs(nodes: int, target: DeviceArray) -> bool:
-    """Return whether `attention_few` itself writes a call's outputs: with one node, to rows that it can store."""
-    return nodes == 1 and is_loadable(target)
+def writes_outputs(nodes: int, splits: int, target: DeviceArray) -> bool:
+    """Return whether `attention_few` itself writes a call's outputs: with few nodes in one split, to rows that it can
+    store.
+    """
+    return nodes <= FINISHED_NODES and splits == 1 and is_loadable(target)
 
 
 def _values(codes, scales, holds: int, tile: int, role: str, dim: int, dtype) -> np.ndarray:
@@ -308,6 +310,10 @@ _PACKED = dict(query_starts=True, query_ends=True)
             _dense(format, dim=256, group=4, queries=4, keys=150, tiles=256, format=kind)
             for format, kind in (("mxfp8", "bf16"), ("nvfp4", "f16"))
         ),
+        # several nodes, of which a window leaves some without keys for some rows, finished without a merge
+        _case(
+            "nvfp4", group=2, queries=3, page=64, table=50, left=1200, out_f32=True, lse=True, sinks=True, format="bf16"
+        ),
     ],
     tolerance=dict(
         partial=_PARTIAL,
@@ -368,6 +374,7 @@ def attention_few(
     k_tile: Scalar[i32] = 0,
     v_tile: Scalar[i32] = 0,
     most_keys: Scalar[i32] = 0,
+    splits: Axis,
 ):
     """Compute partial attention sums of few queries over nodes of 1024 keys, for keys and values in any format.
 
@@ -385,9 +392,9 @@ def attention_few(
     Rows, windows, soft caps and sequences of queries are those of `attention_bf16`. Node i has the 1024 keys from key
     1024 i on. For each row and node, relative to 2**row_max with a whole row_max: partial is the sum of weights times
     values, not divided, and row_sum the sum of weights. If a row sees no key of a node, row_max is -inf, row_sum is 0,
-    and partial is not written. `attention_merge` finishes. With a single node this kernel can finish itself: out_*,
-    lse, merged_max and merged_sum are then the results of `attention_merge` for sinks, v_global (one factor, or one for
-    each of heads_kv) and, without a soft cap, row_shift.
+    and partial is not written. `attention_merge` finishes. With up to eight nodes in one split this kernel can finish
+    itself: out_*, lse, merged_max and merged_sum are then the results of `attention_merge` for sinks, v_global (one
+    factor, or one for each of heads_kv) and, without a soft cap, row_shift.
     row_shift: added to the scaled scores of a row before a soft cap; not used without one. splits: every splits-th
     node has the same blocks; no result depends on it.
     """
@@ -434,12 +441,12 @@ def attention_few(
     outputs = dict(
         out_bf16=out_bf16, out_f16=out_f16, out_f32=out_f32, lse=lse, merged_max=merged_max, merged_sum=merged_sum
     )
-    if len(row_max) == 1 and any(x is not None for x in outputs.values()):
+    if len(row_max) <= FINISHED_NODES and splits == 1 and any(x is not None for x in outputs.values()):
         with_heads = {
             name: x if x is None else x.reshape(x.shape[0], -1, *x.shape[3:])
             for name, x in dict(outputs, row_shift=None if softcap else row_shift).items()
         }
-        nodes = (x.reshape(1, len(q), -1, *x.shape[4:]) for x in (partial, row_max, row_sum))
+        nodes = (x.reshape(len(x), len(q), -1, *x.shape[4:]) for x in (partial, row_max, row_sum))
         attention_merge.function(
             *nodes, None, None if sinks is None else sinks.reshape(-1), v_global=v_global, natural=0, **with_heads
         )
@@ -481,6 +488,7 @@ def _drawn(draw):
         _one("mxfp8", group=5, page=64, table=16, out_bf16=True),
         _one("mxfp4", heads_kv=2, group=2, out_f16=True, lse=True, sinks=True, row_shift=True),
         _one("nvfp4", group=1, out_f32=True, merged_max=True, merged_sum=True, v_global=True, v_levels=1),
+        _one("nvfp4", batch=3, page=64, table=66, out_f32=True, lse=True, sinks=True),  # five nodes, one, and none
     ],
     tolerance=dict(
         partial=_PARTIAL,
@@ -528,6 +536,7 @@ def attention_one(
     left: Scalar[i32],
     right: Scalar[i32],
     held: Axis,
+    splits: Axis,
 ):
     """Compute what `attention_few` does, with the same bits, for one query of each sequence, keys and values in pages
     of one format, and a positive scale.
@@ -542,6 +551,7 @@ def attention_one(
         *(out_bf16, out_f16, out_f32, lse, merged_max, merged_sum),
         **dict(partial=partial, row_max=row_max, row_sum=row_sum, scale=scale, softcap=0.0, left=left, right=right),
         **dict(k_holds=held - 1, v_holds=held - 1, k_tile=0, v_tile=0, most_keys=0),
+        splits=splits,
     )
 
 

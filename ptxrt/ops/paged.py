@@ -413,15 +413,16 @@ def _attend(
             ending["sinks"] = place.put(call.sinks)
         if cache.v_global is not None:
             ending["v_global"] = cache.v_global
-        if few and not many and writes_outputs(nodes, target):
+        splits = _splits(call, q, nodes, options) if few else 1
+        if few and not many and writes_outputs(nodes, splits, target):
             outputs = {f"out_{call.output}": target.reshape(*rows, dim_v)}
             outputs |= {name: x.reshape(rows) for name, x in figures.items()}
             if "sinks" in ending:
                 ending["sinks"] = ending["sinks"].reshape(heads_kv, group)
-            _attend_few(call, place, q, options, **sums, **numbers, **outputs, **ending)
+            _attend_few(call, place, q, options, splits=splits, **sums, **numbers, **outputs, **ending)
             return
         if few:
-            _attend_few(call, place, q, options, **sums, **numbers)
+            _attend_few(call, place, q, options, splits=splits, **sums, **numbers)
         if many and not finishes:
             _attend_many(call, place, q, of_many, **{name: x[:1] for name, x in sums.items()}, **numbers)
         merged = {name: x.reshape(nodes, batch, heads_kv * group, *x.shape[4:]) for name, x in sums.items()}
@@ -497,25 +498,29 @@ def _multiplied(call: _Paged, place: Place, q: DeviceArray) -> DeviceArray:
     return q.reshape(q.shape[0], call.cache.heads, call.group, *q.shape[2:])
 
 
+def _splits(call: _Paged, q: DeviceArray, nodes: int, options: dict) -> int:
+    """Return into how many parts the kernel for few queries splits the nodes."""
+    cache = call.cache
+    queries = q.shape[3] if call.cu_seqlens is None else min(q.shape[3], FEW_QUERIES)
+    sequences, row_blocks = options["key_ends"].shape[0], -(-call.group * queries // 16)
+    resident = dict(resident=blocks_of_one(q, holds_of(cache.format) + 1)) if _takes_one(call, q) else {}
+    blocks = cache.heads * row_blocks * sequences
+    return splits_of_nodes(nodes, blocks, cache.backend.multiprocessors, call.splits, **resident)
+
+
 def _attend_few(call: _Paged, place: Place, q: DeviceArray, options: dict, **rest) -> None:
     """Launch `attention_few`, or `attention_one` if it serves the call, on the nodes of all sequences."""
-    cache, nodes = call.cache, rest["partial"].shape[0]
+    cache = call.cache
     arrays: dict[str, Any] = {name: as_bytes(x) for name, x in cache.arrays.items() if x is not None}
     if cache.k_global is not None:
         arrays["k_global"] = cache.k_global
-    queries = q.shape[3] if call.cu_seqlens is None else min(q.shape[3], FEW_QUERIES)
-    sequences, row_blocks = options["key_ends"].shape[0], -(-call.group * queries // 16)
-    blocks, multiprocessors = cache.heads * row_blocks * sequences, cache.backend.multiprocessors
     k_holds = holds_of(cache.format)
     if _takes_one(call, q):
         del rest["softcap"]
-        resident = blocks_of_one(q, k_holds + 1)
-        splits = splits_of_nodes(nodes, blocks, multiprocessors, call.splits, resident)
-        attention_one(q, **arrays, **options, **rest, held=k_holds + 1, splits=splits, stream=place.stream)
+        attention_one(q, **arrays, **options, **rest, held=k_holds + 1, stream=place.stream)
         return
-    splits = splits_of_nodes(nodes, blocks, multiprocessors, call.splits)
     holds = dict(k_holds=k_holds, v_holds=holds_of(cache.format_v))
-    attention_few(q, **arrays, **options, **holds, **rest, splits=splits, stream=place.stream)
+    attention_few(q, **arrays, **options, **holds, **rest, stream=place.stream)
 
 
 def _takes_one(call: _Paged, q: DeviceArray) -> bool:
