@@ -180,13 +180,6 @@ struct ConsecutiveRows : ChunkCopies<Tile, threads> {
         left -= piece * Copies::chunks;
         if (left <= 0) there = 0;
     }
-    // Goes back by a number of slices and on by `rows` rows. What does not change stays a constant of the loops around.
-    __device__ void move(int slices, int rows, const OperandRows &of, int first_row, int end_row) {
-        there = ceil_div(max(end_row - first_row - Copies::row(), 0), Copies::step);
-        source += rows * of.stride - slices * (piece * Copies::chunks);
-        left += slices * (piece * Copies::chunks);
-        if (left <= 0) there = 0;
-    }
 };
 
 // A block computes `rows` x `cols` of C, each of its warps `warp_rows` x `warp_cols`. `blocks` blocks share a
@@ -506,8 +499,7 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
             uncopied = slices;
             if ((copied_col += Shape::cols) >= end_col) return;
             rows_a.rewind(slices);
-            if constexpr (sparing) rows_b.move(slices, Shape::cols, b, copied_col, options.cols);
-            else rows_b = {shared.stage[0].tile_b, b, place.group, copied_col, options.cols};
+            rows_b = {shared.stage[0].tile_b, b, place.group, copied_col, options.cols};
         };
         const auto before = [](uint32_t offset) {   // the stage before the one at `offset`
             return offset == 0 ? (stages - 1) * uint32_t(sizeof(Stage)) : offset - uint32_t(sizeof(Stage));
