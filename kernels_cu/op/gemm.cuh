@@ -111,8 +111,17 @@ __device__ inline int row_of_a(const GemmOptions &options, const TilePlace &plac
     return options.order ? options.order[here] : here;
 }
 
-// Copies rows of A, in any order, into stages. Rows past the end repeat the last one and are not stored.
-template <class Tile, int threads>
+// The same with other rows past the end: the first ones, or the last one. A line that many blocks read over and over
+// comes slowly.
+__device__ inline int any_row_of_a(const GemmOptions &options, const TilePlace &place, int row) {
+    int here = place.first_row + row;
+    if (here >= place.end_row) here = row < options.rows ? row : options.rows - 1;
+    return options.order ? options.order[here] : here;
+}
+
+// Copies rows of A, in any order, into stages. Rows past the end repeat others and are not stored. spreads: not all the
+// same one.
+template <class Tile, int threads, bool spreads = false>
 struct GatheredRows : ChunkCopies<Tile, threads> {
     using Copies = ChunkCopies<Tile, threads>;
     const uint8_t *source;            // this thread's chunk of row 0
@@ -124,7 +133,8 @@ struct GatheredRows : ChunkCopies<Tile, threads> {
                             const TilePlace &place) {
 #pragma unroll
         for (int i = 0; i < Copies::count; ++i) {
-            const int row = row_of_a(options, place, Copies::row() + i * Copies::step);
+            const int here = Copies::row() + i * Copies::step;
+            const int row = spreads ? any_row_of_a(options, place, here) : row_of_a(options, place, here);
             offset[i] = row * rows.stride / 16;
         }
         source = rows.data + place.matrix * rows.batch + 16 * Copies::chunk();
@@ -481,7 +491,7 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
     __device__ static void multiply(Shared &shared, const Rows &a, const Rows &b, const GemmOptions &options,
                                     const TilePlace &place, Begin &&begin, Finish &&finish) {
         // The copies of this thread.
-        GatheredRows<TileA, Shape::threads> rows_a(shared.stage[0].tile_a, a, options, place);
+        GatheredRows<TileA, Shape::threads, !scaled> rows_a(shared.stage[0].tile_a, a, options, place);
         ConsecutiveRows<TileB, Shape::threads, contained ? 8 : 16> rows_b(shared.stage[0].tile_b, b, place.group,
                                                                           place.first_col, options.cols);
         const int slices = ceil_div(a.bytes, row_bytes);
