@@ -43,6 +43,8 @@ ONE = "attention_one"
 PORTABLE = " portable"
 PORTABLE_FEW_ROWS, WOVEN = f"gemm_few_bf16{PORTABLE}", f"{PRODUCT}{PORTABLE}"
 WIDE = f"gemm_wide_mxfp4{PORTABLE}"
+#: On large tiles.
+SPARING = f"gemm_bf16{PORTABLE}"
 
 BUGS = [
     # The quantizers and their inverses
@@ -512,6 +514,22 @@ BUGS = [
         "op/gemm.cuh",
         "place.group, copied_col, options.cols};",
         "place.group, place.first_col, options.cols};",
+    ),
+    Bug(
+        "products",
+        "steps_of_large_tiles_permuted_in_one_operand",
+        SPARING,
+        "op/gemm.cuh",
+        "step_b[i] = TileB::moved(address_b, 0, 2 * i);",
+        "step_b[i] = TileB::moved(address_b, 0, 2 * (i ^ 1));",
+    ),
+    Bug(
+        "products",
+        "a_place_that_not_all_threads_see",
+        SPARING,
+        "op/gemm.cuh",
+        "        ptx::bar_sync();   // all threads see it",
+        "",
     ),
     Bug(
         "products",

@@ -35,6 +35,7 @@ from seeded_bugs import (
     PORTABLE,
     PORTABLE_FEW_ROWS,
     PRODUCT,
+    SPARING,
     WIDE,
     WOVEN,
 )
@@ -72,6 +73,7 @@ UNITS |= {
 UNITS |= {"gemm_bf16": "gemm_bf16[tile=64]", "gemm_nvfp4": "gemm_nvfp4[tile=64]"}
 UNITS |= {ONE: f"{ONE}[dim=128,held=4]"}
 UNITS |= {PORTABLE_FEW_ROWS: "gemm_few_bf16", WIDE: "gemm_wide_mxfp4", WOVEN: f"{PRODUCT}[dim={DIM}]"}
+UNITS |= {SPARING: "gemm_bf16[tile=128]"}
 # By whether a kernel's name ends with PORTABLE: one text.
 EXTENTS = {False: build.PTX_ONLY, True: build.PTX_ONLY._replace(texts=("compute_90",))}
 
@@ -132,7 +134,7 @@ def on_modules(kernel: str, folder: Path | None = None):
     """Run calls on the modules of a folder, or on the project's, in the text that the kernel names. Kernels whose warps
     wait for stages run with race checks."""
     own = units.MODULES, units.CHECKOUT
-    races = kernel in (ATTENTION, MXFP8, MXFP4, NVFP4, PORTABLE_FEW_ROWS, WIDE, WOVEN)
+    races = kernel in (ATTENTION, MXFP8, MXFP4, NVFP4, PORTABLE_FEW_ROWS, SPARING, WIDE, WOVEN)
     text = "portable" if kernel.endswith(PORTABLE) else "native"
     before = backend.enter(backend=EmulatorBackend(schedule="warps", races=races, ptx=text))
     if folder is not None:
@@ -349,6 +351,14 @@ def multiplies_wide(rows):
     return passes(kernel, case)
 
 
+def walks(cols, depth):
+    """Whether a product whose blocks walk over large tiles equals the reference's."""
+    rng, kernel = np.random.default_rng(23), KERNELS["gemm_bf16"]
+    a, b = (rng.standard_normal((1, n, depth)).astype(ml_dtypes.bfloat16) for n in (520, cols))
+    want, got = kernel.reference(a, b, out_f32=True), kernel(a, b, out_f32=True, tile=128, multiprocessors=1)
+    return not any(missed for _, missed in kernel.check({"out_f32": got}, want).values())
+
+
 def attends_in_woven_tiles(queries, keys):
     """Whether attention of bf16 equals the reference's, where copies of the next tile stand between MMAs."""
     rng = np.random.default_rng(19)
@@ -418,6 +428,7 @@ CHECKS = {
         "a ragged half": lambda: multiplies_wide(33),
         "several blocks of columns": lambda: multiplies_wide(50),
     },
+    SPARING: {"a walk to columns that end amid a tile": lambda: walks(270, 200)},
     WOVEN: {
         "tiles of 64 keys": lambda: attends_in_woven_tiles(130, 200),
         "splits of groups": lambda: attends_in_splits(3, 50),

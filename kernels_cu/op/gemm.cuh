@@ -111,8 +111,17 @@ __device__ inline int row_of_a(const GemmOptions &options, const TilePlace &plac
     return options.order ? options.order[here] : here;
 }
 
-// Copies rows of A, in any order, into stages. Rows past the end repeat the last one and are not stored.
-template <class Tile, int threads>
+// The same with other rows past the end: the first ones, or the last one. A line that many blocks read over and over
+// comes slowly.
+__device__ inline int any_row_of_a(const GemmOptions &options, const TilePlace &place, int row) {
+    int here = place.first_row + row;
+    if (here >= place.end_row) here = row < options.rows ? row : options.rows - 1;
+    return options.order ? options.order[here] : here;
+}
+
+// Copies rows of A, in any order, into stages. Rows past the end repeat others and are not stored. spreads: not all the
+// same one.
+template <class Tile, int threads, bool spreads = false>
 struct GatheredRows : ChunkCopies<Tile, threads> {
     using Copies = ChunkCopies<Tile, threads>;
     const uint8_t *source;            // this thread's chunk of row 0
@@ -124,7 +133,8 @@ struct GatheredRows : ChunkCopies<Tile, threads> {
                             const TilePlace &place) {
 #pragma unroll
         for (int i = 0; i < Copies::count; ++i) {
-            const int row = row_of_a(options, place, Copies::row() + i * Copies::step);
+            const int here = Copies::row() + i * Copies::step;
+            const int row = spreads ? any_row_of_a(options, place, here) : row_of_a(options, place, here);
             offset[i] = row * rows.stride / 16;
         }
         source = rows.data + place.matrix * rows.batch + 16 * Copies::chunk();
@@ -452,6 +462,9 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
                          room = int(sizeof(Stage)) / int(stagings * sizeof(typename Shape::Staging));
     static constexpr bool walks = !scaled && room > 0;
     static_assert(walks || scaled);
+    // With large tiles few warps share a multiprocessor, and each instruction between their MMAs costs a cycle or two:
+    // registers are spent on addresses, and the place of the tile waits in shared memory.
+    static constexpr bool sparing = walks && Shape::roomy && tile_ == 128;
     using Element = typename ElementOf<FormatA>::Element;
     static constexpr int staged = !walks ? Shape::staged : room < Shape::slices ? room : Shape::slices;
     // If a block has only 16 rows, its warps can divide the columns instead.
@@ -461,12 +474,16 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
         return divides_columns && place.end_row - place.first_row <= 16;
     }
     using WarpStaging = typename Shape::Staging[staged];
-    struct Shared {
+    struct Stages {
         union {
             Stage stage[stages];
             WarpStaging staging[stagings];
         };
     };
+    struct StagesAndPlace : Stages {
+        TilePlace place;
+    };
+    using Shared = std::conditional_t<sparing, StagesAndPlace, Stages>;
 
     // Calls begin(first_col) and finish(sums, staging, first_col) for each tile of the block, with this warp's sums and
     // staging. Fragments are loaded one step ahead of their MMAs, also from the next slice.
@@ -474,7 +491,7 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
     __device__ static void multiply(Shared &shared, const Rows &a, const Rows &b, const GemmOptions &options,
                                     const TilePlace &place, Begin &&begin, Finish &&finish) {
         // The copies of this thread.
-        GatheredRows<TileA, Shape::threads> rows_a(shared.stage[0].tile_a, a, options, place);
+        GatheredRows<TileA, Shape::threads, !scaled> rows_a(shared.stage[0].tile_a, a, options, place);
         ConsecutiveRows<TileB, Shape::threads, contained ? 8 : 16> rows_b(shared.stage[0].tile_b, b, place.group,
                                                                           place.first_col, options.cols);
         const int slices = ceil_div(a.bytes, row_bytes);
@@ -537,6 +554,12 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
         const int warp_row = few ? 0 : Shape::warp_row(), warp_col = few ? threadIdx.x / 32 * 16 : Shape::warp_col();
         const uint32_t address_a = tile::address_a(shared.stage[0].tile_a) + warp_row * row_bytes;
         const uint32_t address_b = tile::address_b(shared.stage[0].tile_b) + warp_col * row_bytes;
+        uint32_t step_a[steps], step_b[steps];   // those of each step
+        if constexpr (sparing) {
+#pragma unroll
+            for (int i = 0; i < steps; ++i)
+                step_a[i] = TileA::moved(address_a, 0, 2 * i), step_b[i] = TileB::moved(address_b, 0, 2 * i);
+        }
         constexpr int pairs = Shape::column_tiles / 2;   // of neighbouring column tiles
         tile::FragmentA of_a[2][Shape::slices];
         // In 16 bits all of B of a step; with scales, two pairs.
@@ -546,7 +569,8 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
         uint32_t scale_a[2][registers_a] = {}, scale_b[2][registers_b] = {};
         auto scale_set = [](int step) { return words == 2 ? step % 2 : step / steps % 2; };
         auto load_slice_a = [&](int step, int i, uint32_t offset) {
-            tile::load_a<TileA>(of_a[step % 2][i], address_a + offset, 16 * i, 2 * (step % steps));
+            if constexpr (sparing) tile::load_a<TileA>(of_a[step % 2][i], step_a[step % steps] + offset, 16 * i, 0);
+            else tile::load_a<TileA>(of_a[step % 2][i], address_a + offset, 16 * i, 2 * (step % steps));
         };
         auto load_a = [&](int step, uint32_t offset) {
 #pragma unroll
@@ -573,6 +597,8 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
                 tile::load_contained_b<TileB>(of_b[0][pair % 2], address_b + offset, 16 * pair, 2 * (step % steps));
             else if constexpr (scaled)
                 tile::load_b<TileB>(of_b[0][pair % 2], address_b + offset, 16 * pair, 2 * (step % steps));
+            else if constexpr (sparing)
+                tile::load_b<TileB>(of_b[step % 2][pair], step_b[step % steps] + offset, 16 * pair, 0);
             else tile::load_b<TileB>(of_b[step % 2][pair], address_b + offset, 16 * pair, 2 * (step % steps));
         };
         uint32_t offset = 0;   // of the stage that is multiplied
@@ -586,8 +612,9 @@ struct StraightCore : GemmShape<TileShape<tile_, FormatA::bits>> {
         // fragments. With two stages, they must start early. Few MMAs hide the copies of a step at a time.
         constexpr int spacing = Shape::slices > 1 || stages == 2 ? 1 : pairs, parts = spacing == 1 ? 4 : steps;
         // In 16 bits all fragments of a step are loaded during the step before, one for each four MMAs, and a slice is
-        // copied during all steps but the last, before which the next slice is awaited.
-        constexpr int early = steps - 1;
+        // copied during all steps but the last, before which the next slice is awaited. Where instructions count, it is
+        // copied in fewer parts, with fewer dead loads.
+        constexpr int early = sparing ? 2 : steps - 1;
         // Copies of a later slice, over the one before this one, and loads of the next fragments are issued between the
         // MMAs.
         auto multiply_slice = [&](typename Shape::Sums &sums) {
@@ -873,11 +900,10 @@ template <class FormatA, class FormatB, int tile>
 using Core =
     typename CoreOf<FormatA, FormatB, tile, has_mma<FormatA, FormatB> && tile::needs_no_expansion<FormatA>>::Core;
 
-// C of one block's tiles.
+// C of one block's tiles, from a place on.
 template <class Core, class A, class B>
-__device__ __forceinline__ void gemm(const A &a, const B &b, const GemmOptions &options) {
-    typename Core::Shared &shared = ::shared<typename Core::Shared>();
-    const TilePlace place = TilePlace::of_block<Core::rows, Core::cols, Core::walks>(options);
+__device__ __forceinline__ void gemm_at(const TilePlace &place, typename Core::Shared &shared, const A &a, const B &b,
+                                        const GemmOptions &options) {
     if (place.fills) fill_scale_tiles(options.epilogue, options.rows, place.first_col, place.tiles * Core::cols);
     if (!place.there) return;
     const int row = place.first_row + Core::warp_row();
@@ -939,6 +965,20 @@ __device__ __forceinline__ void gemm(const A &a, const B &b, const GemmOptions &
                                            few ? Core::warps : sharers);
         }
     });
+}
+
+// C of one block's tiles.
+template <class Core, class A, class B>
+__device__ __forceinline__ void gemm(const A &a, const B &b, const GemmOptions &options) {
+    typename Core::Shared &shared = ::shared<typename Core::Shared>();
+    const TilePlace place = TilePlace::of_block<Core::rows, Core::cols, Core::walks>(options);
+    if constexpr (requires { shared.place; }) {
+        if (threadIdx.x == 0) shared.place = place;
+        ptx::bar_sync();   // all threads see it
+        gemm_at<Core>(shared.place, shared, a, b, options);
+    } else {
+        gemm_at<Core>(place, shared, a, b, options);
+    }
 }
 
 // Rows of `depth` elements of 16 bits. Strides are in elements.
