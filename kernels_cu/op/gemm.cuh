@@ -111,11 +111,11 @@ __device__ inline int row_of_a(const GemmOptions &options, const TilePlace &plac
     return options.order ? options.order[here] : here;
 }
 
-// The same with other rows past the end: the first ones, or the last one. A line that many blocks read over and over
-// comes slowly.
+// The same with other rows past the end: the first ones of all, or the last one. A line that many blocks read over and
+// over comes slowly.
 __device__ inline int any_row_of_a(const GemmOptions &options, const TilePlace &place, int row) {
     int here = place.first_row + row;
-    if (here >= place.end_row) here = row < options.rows ? row : options.rows - 1;
+    if (here >= place.end_row) here = min(row, place.end_row - 1);
     return options.order ? options.order[here] : here;
 }
 
