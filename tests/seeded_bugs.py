@@ -520,7 +520,7 @@ BUGS = [
         "rows_past_the_end_beyond_those_of_a",
         "gemm_bf16",
         "op/gemm.cuh",
-        "here = row < options.rows ? row : options.rows - 1;",
+        "here = min(row, place.end_row - 1);",
         "here = row;",
     ),
     Bug(

@@ -234,7 +234,8 @@ def test_up_to_eight_rows_end_as_more_rows_do(text_machine, dtype):
             for out in (BF16, np.float16, np.float32):
                 bias = normal(cols, dtype=out, seed=3)
                 residual = ptxrt.to_device(normal(20, width, dtype=out, seed=4))
-                for options in ({}, dict(bias=bias), dict(residual=residual), dict(bias=bias, residual=residual)):
+                every = {}, dict(bias=bias), dict(residual=residual), dict(bias=bias, residual=residual)
+                for options in every if depth == 40 else every[-1:]:
                     whole = ptxrt.matmul(a, b, alpha=0.75, activation=activation, out_dtype=out, **options).to_numpy()
                     for rows in (slice(3, 4), slice(7, 15)):
                         part = {k: v[rows] if k == "residual" else v for k, v in options.items()}
