@@ -389,9 +389,9 @@ class FakeCuda:
     # Launching.
 
     def cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared_bytes, stream, params, extra):
-        return self._launch(function, shared_bytes, stream, params, extra)
+        return self._launch(function, (gx, gy, gz), shared_bytes, stream, params, extra)
 
-    def _launch(self, function, shared_bytes, stream, params, extra):
+    def _launch(self, function, blocks, shared_bytes, stream, params, extra):
         if not self.contexts or self.contexts[-1] not in self.primaries:
             return real.CUresult.CUDA_ERROR_INVALID_CONTEXT
         if self.captures.get(int(stream), ()) is None:
@@ -409,7 +409,7 @@ class FakeCuda:
             if function.entry.name in self.programs:
                 self.programs[function.entry.name](*values)
             else:
-                self._run_reference(function.entry.name, values)
+                self._run_reference(function.entry.name, blocks, values)
 
         action.module = function.module
         self._put(stream, action, function.entry)
@@ -423,7 +423,7 @@ class FakeCuda:
         assert stream in self.captures or self.ahead.get(stream), "an early launch that follows no launch"
         sizes = [getattr(config, part + axis) for part in ("gridDim", "blockDim") for axis in "XYZ"]
         assert all(size > 0 for size in sizes)
-        return self._launch(function, config.sharedMemBytes, config.hStream, params, extra)
+        return self._launch(function, sizes[:3], config.sharedMemBytes, config.hStream, params, extra)
 
     def _check_inside(self, address, array, what):
         """Check that an array which begins inside an allocation also ends inside it."""
@@ -432,7 +432,7 @@ class FakeCuda:
             end = ctypes.addressof(buffer) + len(buffer)
             assert not base <= address < end or (base <= first and last <= end), f"{what} reaches beyond its allocation"
 
-    def _run_reference(self, name, values):
+    def _run_reference(self, name, blocks, values):
         """Run the declared kernel's Python body on the arrays at the addresses passed."""
         name = name.removesuffix(half_of(""))
         kernel = max((k for k in ptxrt.kernels().values() if name.startswith(k.name)), key=lambda k: len(k.name))
@@ -445,6 +445,10 @@ class FakeCuda:
         }
         shaped = {axis for a in kernel.arrays for axis in a.shape.axes}
         axes.update({axis: size(axes) for axis, size in kernel.derived.items() if axis in shaped - axes.keys()})
+        # An axis of the grid alone: as many blocks of one as the other axes of its word leave.
+        for word, count in zip(kernel.grid, blocks):
+            for axis in set(word.axes) & set(kernel.body_axes) - axes.keys():
+                axes[axis] = int(count) // prod(axes[other] for other in word.axes if other != axis)
         arguments = {a.name: np.frombuffer(given["scalar", a.name, 0], a.formats[0].dtype)[0] for a in kernel.scalars}
         for a in kernel.arrays:
             address = int.from_bytes(given["array", a.name, 0], "little")
