@@ -76,15 +76,18 @@ def test_starts_on_the_device_and_gathered_rows(text_machine):
     assert (got[6] == 5).all()  # after the last group
 
 
-def test_entries_behind_the_last_group_are_not_read(text_machine):
-    """They name no row of A."""
+@pytest.mark.parametrize("splits, kernels", [(None, {"gemm_few_bf16", "gemm_bf16"}), (1, {"gemm_bf16"})])
+def test_entries_behind_the_last_group_are_not_read(text_machine, splits, kernels):
+    """They name no row of A. Blocks have more rows than the groups."""
     a, b = operand("bf16", 9, 64), operand("bf16", 2, 40, 64, seed=1)
     order, starts = np.full(120, 1 << 24, np.int32), np.array([0, 5, 5], np.int32)
     order[:5] = [8, 0, 0, 3, 5]
     out = ptxrt.to_device(np.full((120, 40), 5, np.float32))
-    a, b, starts, order_there = (ptxrt.to_device(x) for x in (a, b, starts, order))
-    ptxrt.matmul_grouped(a, b, starts, rows=order_there, out=out)
-    want = ptxrt.matmul(a.to_numpy()[order[:5]], b.to_numpy()[0], out_dtype=np.float32)
+    on_device = [ptxrt.to_device(x) for x in (a, b, starts, order)]
+    with ptxrt.trace() as seen:
+        ptxrt.matmul_grouped(*on_device[:3], rows=on_device[3], out=out, splits=splits)
+    assert {launch.kernel for launch in seen} == kernels
+    want = ptxrt.matmul(a[order[:5]], b[0], out_dtype=np.float32, splits=splits)
     np.testing.assert_array_equal(out.to_numpy()[:5], want)
     assert (out.to_numpy()[5:] == 5).all()
 
