@@ -30,6 +30,7 @@ using Few = op::FewTiling<Element, VARIANT_dim, VARIANT_rows>;
      __half *out_f16, float *out_f32, /* the same */                                                                   \
      float *lse,                      /* [batch, heads_kv, group, queries] or null */                                  \
      float *merged_max, float *merged_sum, /* the same */                                                              \
+     uint32_t *arrivals,        /* as lse */                                                                           \
      float *partial,            /* [nodes, batch, heads_kv, group, queries, dim_v] */                                  \
      float *row_max, float *row_sum, ATTENTION_SCALARS(AS_PARAMETER) /* as partial, but without dim_v */               \
      int k_holds, int v_holds, int k_tile, int v_tile, int most_keys, int batch, int heads_kv, int group, int queries, \
@@ -47,7 +48,7 @@ using Few = op::FewTiling<Element, VARIANT_dim, VARIANT_rows>;
              partial, row_max, row_sum, row_shift, scale, softcap, left, right, batch, heads_kv, group, queries, dim,  \
              block_table ? op::capacity(table, page) : most_keys, dim_v, sequences, int(gridDim.x) / heads_kv, {}, {}, \
              THE_STRIDES_Q(out_bf16), THE_STRIDES_Q(out_f16), THE_STRIDES_Q(out_f32)},                                 \
-            {out_bf16 || out_f16 || out_f32, merged_max, merged_sum, v_global, v_levels});                             \
+            {out_bf16 || out_f16 || out_f32, arrivals, merged_max, merged_sum, v_global, v_levels});                   \
     }
 // clang-format on
 

@@ -27,6 +27,7 @@ KERNEL(ENTRY(), .threads = {One::threads}, .shared_bytes = sizeof(One::Shared), 
  __half *out_f16, float *out_f32,       /* the same */
  float *lse,                            /* [batch, heads_kv, group, queries] or null */
  float *merged_max, float *merged_sum,  /* the same */
+ uint32_t *arrivals,                    /* as lse */
  float *partial,                        /* [nodes, batch, heads_kv, group, queries, dim] */
  float *row_max, float *row_sum,        /* as partial, but without dim */
  float scale, int left, int right, int batch, int heads_kv, int group, int queries, int dim, int pages, int page,
@@ -43,6 +44,6 @@ KERNEL(ENTRY(), .threads = {One::threads}, .shared_bytes = sizeof(One::Shared), 
          row_max, row_sum, row_shift, scale, 0.0f, left, right, batch, heads_kv, group, 1, One::dim,
          op::capacity(table, page), One::dim, batch, int(gridDim.x) / heads_kv, {}, {}, THE_STRIDES_Q(out_bf16),
          THE_STRIDES_Q(out_f16), THE_STRIDES_Q(out_f32)},
-        {out_bf16 || out_f16 || out_f32, merged_max, merged_sum, v_global, v_levels});
+        {out_bf16 || out_f16 || out_f32, arrivals, merged_max, merged_sum, v_global, v_levels});
 }
 // clang-format on

@@ -305,6 +305,11 @@ class Backend(Protocol):
         """Return the bytes in use, kept and free."""
         ...
 
+    def restore_after_faults(self, memory: Any) -> None:
+        """Keep the present contents of memory that every launch leaves as it was, for the time after a launch that
+        faults."""
+        ...
+
     def trim(self) -> None:
         """Wait for the machine and give everything that is kept for reuse back to it."""
         ...

@@ -610,6 +610,9 @@ class DriverBackend:
                 raise _error("cuMemGetInfo", result, self.blame())
         return MemoryInfo(self.describe(), used, cached, int(values[0]), int(values[1]))
 
+    def restore_after_faults(self, memory: Any) -> None:
+        """Do nothing: a fault ends the context."""
+
     def trim(self) -> None:
         """Wait for the device and give it all memory that is kept for reuse."""
         self.finish()

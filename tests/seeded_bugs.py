@@ -1758,6 +1758,30 @@ BUGS = [
         "Keys::known && has_runs(k_source) && has_runs(v_source)",
         "Keys::known",
     ),
+    Bug(
+        "cache",
+        "the_block_before_the_last_merges",
+        ONE,
+        "op/attention_few.cuh",
+        "ptx::atom_acq_rel_inc(arrivals, last) == last)",
+        "ptx::atom_acq_rel_inc(arrivals, last) == last - 1)",
+    ),
+    Bug(
+        "cache",
+        "a_count_that_stays",
+        ONE,
+        "op/attention_few.cuh",
+        "ptx::atom_acq_rel_inc(arrivals, last)",
+        "ptx::atom_acq_rel_inc(arrivals, last + 1)",
+    ),
+    Bug(
+        "cache",
+        "splits_counted_apart",
+        FEW,
+        "op/attention_few.cuh",
+        "ending.arrivals + problem.row_at(first_row)",
+        "ending.arrivals + problem.row_at(first_row) + problem.split",
+    ),
     # Operands: reductions before quantization, and packing
     Bug(
         "operands",

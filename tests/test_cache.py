@@ -469,17 +469,17 @@ def test_the_heads_of_a_group_are_those_of_calls_of_their_own(machine, rng, grou
         )
 
 
-@pytest.mark.parametrize("format, group, window", [("bf16", 3, None), ("nvfp4", 20, None), ("mxfp8", 2, (70, 0))])
+@pytest.mark.parametrize("format, group, window", [("bf16", 3, None), ("nvfp4", 9, None), ("mxfp8", 2, (70, 0))])
 @pytest.mark.parametrize("dim", [64, 128])
-def test_nodes_of_one_split_are_finished_without_a_merge(machine, rng, format, group, window, dim):
-    """Tables with room for one node and for two, in one split and in two, give the same bits, whether warps share a
-    chunk or have their own.
+def test_few_nodes_are_finished_without_a_merge(machine, rng, format, group, window, dim):
+    """Tables with room for one node, for two and for more than a block merges, in one split and in two, give the same
+    bits, whether warps share a chunk or have their own.
     """
-    lengths = [1, 63, 64, 65, 130, 200, 256, 257, 600, 1000]
+    lengths = [1, 64, 65, 200, 256, 257, 1000]
     levels = dict(k_global=[0.5, 2.0], v_global=[0.75, 1.5], k_mean=normal(rng, HEADS, dim, dtype=np.float32))
     keys = [[normal(rng, n, HEADS, dim) for n in lengths] for _ in "kv"]
     cache, table = filled(rng, *keys, lengths, width=64, format=format, **levels)
-    wide = np.concatenate([table, np.full((len(lengths), 1), -1, np.int32)], axis=1)
+    wide, widest = (np.pad(table, ((0, 0), (0, n)), constant_values=-1) for n in (1, 16 * 64 + 1))
     q = normal(rng, len(lengths), HEADS * group, 2, dim)
     sinks = normal(rng, HEADS * group, dtype=np.float32)
     for options in (
@@ -492,7 +492,8 @@ def test_nodes_of_one_split_are_finished_without_a_merge(machine, rng, format, g
         for some, splits, last in (
             (table, 1, "attention_few"),
             (wide, 1, "attention_few"),
-            (wide, 2, "attention_merge"),
+            (wide, 2, "attention_few"),
+            (widest, 2, "attention_merge"),
         ):
             results = ptxrt.attention_paged(q, cache, some, np.int32(lengths), window=window, splits=splits, **options)
             found.append(results)
@@ -502,15 +503,47 @@ def test_nodes_of_one_split_are_finished_without_a_merge(machine, rng, format, g
 
 
 def test_as_many_nodes_as_a_block_merges(machine, rng):
-    """Eight nodes in one split, some of which a sequence lacks, have the bits of a merge of eight; nine are merged."""
-    lengths = [7 * 1024 + 1, 1025, 0, 3 * 1024]
-    cache, table = filled(rng, *sequences(rng, lengths, heads=1), lengths, page=64, width=128, format="mxfp8")
-    wide = np.concatenate([table, np.full((len(lengths), 1), -1, np.int32)], axis=1)
+    """16 nodes in one split or several, some of which a sequence lacks, have the bits of a merge of 17 nodes."""
+    lengths = [15 * 1024 + 1, 1025, 0, 9 * 1024, 4 * 1024]
+    cache, table = filled(rng, *sequences(rng, lengths, heads=1), lengths, page=64, width=256, format="mxfp8")
+    wide = np.pad(table, ((0, 0), (0, 1)), constant_values=-1)
     q = normal(rng, len(lengths), 3, 1, DIM)
-    want = ptxrt.attention_paged(q, cache, table, lengths, splits=8)
-    for some, last in ((table, "attention_one"), (wide, "attention_merge")):
-        assert_same_bits([ptxrt.attention_paged(q, cache, some, lengths, splits=1)], [want])
+    found = []
+    for some, splits, last in (
+        (wide, 1, "attention_merge"),
+        (table, 1, "attention_one"),
+        (table, 3, "attention_one"),
+        (table, 16, "attention_one"),
+    ):
+        found.append(ptxrt.attention_paged(q, cache, some, lengths, splits=splits))
         assert ptxrt.last_launches()[-1].kernel == last
+        assert_same_bits(found[-1:], found[:1])
+
+
+def test_counters_are_zeros_after_each_launch(machine, rng):
+    """Calls of several splits, in any order on one cache, find the counters as the first one did."""
+    lengths = [3000, 5, 2100]
+    cache, table = filled(rng, *sequences(rng, lengths), lengths, width=200, format="nvfp4")
+    queries = {n: normal(rng, len(lengths), HEADS * group, n, DIM) for n, group in ((1, 3), (2, 9))}
+    want = {n: ptxrt.attention_paged(q, cache, table, lengths, splits=1) for n, q in queries.items()}
+    for n, splits in ((1, 2), (2, 3), (1, 4), (2, 2), (1, 2)):
+        assert_same_bits([ptxrt.attention_paged(queries[n], cache, table, lengths, splits=splits)], [want[n]])
+        assert not cache.arrivals((1, 1, 1, 8192)).to_numpy().any()
+
+
+def test_more_rows_than_counters_are_merged(machine, rng):
+    from ptxrt.ops.attention_few import ARRIVALS
+
+    lengths = [1025]
+    cache, table = filled(rng, *sequences(rng, lengths), lengths, width=80, format="mxfp4")
+    table = table.repeat(ARRIVALS // (HEADS * 16) + 1, axis=0)
+    q = normal(rng, len(table), HEADS * 16, 1, DIM)
+    assert cache.arrivals((len(table), HEADS, 16, 1)) is None
+    got = ptxrt.attention_paged(q[:2], cache, table[:2], lengths * 2, splits=2)
+    assert ptxrt.last_launches()[-1].kernel == "attention_few"
+    whole = ptxrt.attention_paged(q, cache, table, lengths * len(table), splits=2)
+    assert ptxrt.last_launches()[-1].kernel == "attention_merge"
+    assert_same_bits([whole[:2]], [got])
 
 
 def test_as_many_segments_as_a_merge_takes(machine, rng):

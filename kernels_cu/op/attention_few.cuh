@@ -15,6 +15,7 @@
 #include "../kernel.cuh"
 #include "../ptx/access.cuh"
 #include "../ptx/access_no_value.cuh"
+#include "../ptx/atom.cuh"
 #include "../ptx/barrier.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/named_barrier.cuh"
@@ -74,6 +75,7 @@ struct CachedKeys {
 // What a block needs to write the outputs of rows of which it has all nodes.
 struct FewEnding {
     bool wanted;                      // whether there are any
+    uint32_t *arrivals;               // [batch, heads_kv, group, queries]: zeros between launches, or null
     float *merged_max, *merged_sum;   // as in Merged
     const float *v_global;            // [v_levels]: factors of the outputs, or null
     int v_levels;
@@ -366,42 +368,78 @@ struct FewSoftmax {
     }
 };
 
-// The most nodes of a row that a block merges itself, if it has them all.
-constexpr int finished_nodes = 2 * merge_batch;
+// The most nodes of a row that a block merges.
+constexpr int finished_nodes = 16;
 
-// The sum of the nodes of a row, which this block has written: columns from `column` on. at: of the row in a node.
-__device__ inline Piece<merge_columns> sum_of_nodes(const AttentionOptions &options, int nodes, size_t at, int column) {
-    const size_t rows = size_t(options.batch) * options.heads_kv * options.group * options.queries;
-    Piece<merge_columns> sum = Piece<merge_columns>::none();
-#pragma unroll 1
-    for (int first = 0; first < nodes; first += merge_batch) {
-        Piece<merge_columns> some[merge_batch];
+// The nodes of a row, which are written, for finish_rows. The loads of `at_once` nodes are in flight together. Each
+// column needs the maxima and sums of the first ones.
+template <int at_once>
+struct WrittenNodes {
+    struct Figures {
+        float max[at_once], sum[at_once];
+    };
+    const AttentionOptions &options;
+    int nodes;
+    size_t at, rows;   // of the row in a node; of a node
+    Figures first;
+
+    __device__ WrittenNodes(const AttentionOptions &options, int nodes, size_t at)
+        : options(options), nodes(nodes), at(at),
+          rows(size_t(options.batch) * options.heads_kv * options.group * options.queries), first(figures_from(0)) {}
+
+    __device__ Figures figures_from(int node) const {
+        Figures figures;
 #pragma unroll
-        for (int i = 0; i < merge_batch; ++i)
-            some[i].max = first + i < nodes ? options.row_max[at + (first + i) * rows] : -INFINITY;
-#pragma unroll
-        for (int i = 0; i < merge_batch; ++i) {
-            const bool present = some[i].max != -INFINITY;   // else partial is not written
-            const size_t place = at + (first + i) * rows;
-            const float4 part =
-                present ? *reinterpret_cast<const float4 *>(options.partial + place * options.dim_v + column)
-                        : float4{};
-            const float row_sum = present ? options.row_sum[place] : 0.0f;
-            some[i] = {some[i].max, {part.x, part.y, part.z, part.w, row_sum, row_sum}};
+        for (int i = 0; i < at_once; ++i) {
+            const size_t place = at + (node + i) * rows;
+            figures.max[i] = node + i < nodes ? options.row_max[place] : -INFINITY;
+            figures.sum[i] = node + i < nodes ? options.row_sum[place] : 0.0f;
         }
-        sum = sum.with(some[0].with(some[1]).with(some[2].with(some[3])));
+        return figures;
     }
-    return sum;
-}
+
+    // The sum of the nodes that begin with `node`. partial is not written where the maximum is -inf.
+    __device__ Piece<merge_columns> sum_from(int node, const Figures &of, int column) const {
+        Piece<merge_columns> some[at_once];
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+            const float *const from = options.partial + (at + (node + i) * rows) * options.dim_v + column;
+            const float4 part = of.max[i] != -INFINITY ? *reinterpret_cast<const float4 *>(from) : float4{};
+            some[i] = {of.max[i], {part.x, part.y, part.z, part.w, of.sum[i], of.sum[i]}};
+        }
+#pragma unroll
+        for (int step = 1; step < at_once; step *= 2)
+#pragma unroll
+            for (int i = 0; i < at_once; i += 2 * step) some[i] = some[i].with(some[i + step]);
+        return some[0];
+    }
+
+    __device__ Piece<merge_columns> operator()(int column) const {
+        Piece<merge_columns> sum = sum_from(0, first, column);
+        static_assert(finished_nodes <= 4 * at_once, "the right half of the tree has one batch or two");
+#pragma unroll 1
+        for (int half = at_once; half < nodes; half *= 2) {
+            Piece<merge_columns> right = Piece<merge_columns>::none();
+#pragma unroll 1
+            for (int node = half; node < min(2 * half, nodes); node += at_once)
+                right = right.with(sum_from(node, figures_from(node), column));
+            sum = sum.with(right);
+        }
+        return sum;
+    }
+};
 
 // Writes the outputs of rows first_row .. end_row - 1 of a problem. Equal numbers of threads have a row. dim_v is a
-// multiple of merge_columns. piece_of(row in the block, where the row is in a node, column): the sum of all nodes.
-template <int most, class PieceOf>
+// multiple of merge_columns. nodes_of(row in the block, where the row is in a node)(column): the sum of all nodes.
+template <int most, class NodesOf>
 __device__ inline void finish_rows(const FewProblem &problem, int first_row, int end_row, const FewEnding &ending,
-                                   PieceOf &&piece_of) {
-    constexpr int row_threads = 32 * node_chunks / most;
+                                   NodesOf &&nodes_of) {
+    constexpr int least_threads = 32 * node_chunks / most;   // of a row
+    const bool half_full = end_row - first_row <= most / 2;
+    const int row_threads = half_full ? 2 * least_threads : least_threads;
     const AttentionOptions &options = problem.options;
-    const int in_block = threadIdx.x / row_threads, row = first_row + in_block;
+    const int in_block = half_full ? threadIdx.x / (2 * least_threads) : threadIdx.x / least_threads;
+    const int row = first_row + in_block;
     if (row >= end_row) return;
     const size_t at = problem.row_at(row);
     const auto of_row = [&](auto *values) { return values ? values + at : nullptr; };
@@ -411,10 +449,11 @@ __device__ inline void finish_rows(const FewProblem &problem, int first_row, int
                        of_row(options.lse),
                        of_row(ending.merged_max),
                        of_row(ending.merged_sum)};
+    const auto piece_of = nodes_of(in_block, at);
 #pragma unroll 1
     for (int column = threadIdx.x % row_threads * merge_columns; column < options.dim_v;
          column += row_threads * merge_columns) {
-        const Piece<merge_columns> node = piece_of(in_block, at, column);
+        const Piece<merge_columns> node = piece_of(column);
         finish_piece(of, node, false, 0.0f, column == 0, [&](const float (&values)[merge_columns]) {
             const auto store = [&](auto *out, const StridesQ &strides) {
                 if (!out) return;
@@ -434,21 +473,28 @@ __device__ inline void finish_rows(const FewProblem &problem, int first_row, int
 }
 
 // The single node of a row, for finish_rows. Also writes it to partial.
-template <int dim, int most>
-__device__ inline Piece<merge_columns> kept_node(const AttentionOptions &options, const FinishedRows<dim, most> &rows,
-                                                 int in_block, size_t at, int column) {
-    const float max = rows.max[in_block], sum = rows.sum[in_block];
-    float4 part{};
-    if (max != -INFINITY) {
-        part = *reinterpret_cast<const float4 *>(rows.o[in_block] + column);
-        *reinterpret_cast<float4 *>(options.partial + at * options.dim_v + column) = part;
+template <class Finished>
+struct KeptNode {
+    const AttentionOptions &options;
+    const Finished &rows;
+    int in_block;
+    size_t at;   // of the row in a node
+
+    __device__ Piece<merge_columns> operator()(int column) const {
+        const float max = rows.max[in_block], sum = rows.sum[in_block];
+        float4 part{};
+        if (max != -INFINITY) {
+            part = *reinterpret_cast<const float4 *>(rows.o[in_block] + column);
+            *reinterpret_cast<float4 *>(options.partial + at * options.dim_v + column) = part;
+        }
+        if (column == 0) options.row_max[at] = max, options.row_sum[at] = sum;
+        return {max, {part.x, part.y, part.z, part.w, sum, sum}};
     }
-    if (column == 0) options.row_max[at] = max, options.row_sum[at] = sum;
-    return {max, {part.x, part.y, part.z, part.w, sum, sum}};
-}
+};
 
 // Attention of the rows of a block for one split of the nodes. Nodes are undivided sums and go to partial, row_max
-// and row_sum of the options, as splits do. If there is one split of few nodes, they become the outputs of `ending`.
+// and row_sum of the options, as splits do. Few nodes become the outputs of `ending`: by the block itself if there is
+// one split, or by the last block of the same rows that has written its nodes.
 template <class Tiling, class Element>
 __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, const Element *q,
                                               const StridesQ &q_strides, const CachedKeys &cached,
@@ -743,8 +789,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
 
     // Who writes nodes, and where a single node is for its outputs.
     const int writer = shares ? end_tile - 1 : 0;
-    const bool finishes = ending.wanted && options.splits == 1 && cached.nodes <= finished_nodes;
-    const bool keeps_node = finishes && cached.nodes == 1;
+    const bool finishes = ending.wanted && cached.nodes <= finished_nodes && (options.splits == 1 || ending.arrivals);
+    const bool keeps_node = finishes && options.splits == 1 && cached.nodes == 1;
     typename Tiling::Finished &finished = *reinterpret_cast<typename Tiling::Finished *>(shared.arena[writer].bytes);
 
     // All nodes: the softmax over the warp's tiles, then the sum of the four warps.
@@ -1154,21 +1200,31 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         }
     }
     if (!finishes) return;
-    ptx::bar_sync();   // all threads see the nodes
-    const auto kept = [&](int in_block, size_t at, int column) {
-        return kept_node(options, finished, in_block, at, column);
-    };
-    const auto sum = [&](int, size_t at, int column) { return sum_of_nodes(options, cached.nodes, at, column); };
+    ptx::bar_sync();   // all threads see the nodes of this block
+    // Of the blocks with nodes of these rows the last one merges them.
+    if (options.splits > 1) {
+        const uint32_t last = options.splits - 1;
+        uint32_t *const arrivals = ending.arrivals + problem.row_at(first_row);
+        if (!ptx::bar_red_or(threadIdx.x == 0 && ptx::atom_acq_rel_inc(arrivals, last) == last)) return;
+    }
+    using Kept = KeptNode<typename Tiling::Finished>;
+    using Written = WrittenNodes<Keys::known ? 8 : 4>;
+    const bool is_kept = options.splits == 1 && cached.nodes == 1;
     // Known keys have a body for each, which is short: what runs once comes from memory.
     if constexpr (Keys::known) {
-        if (keeps_node) [[likely]]
-            finish_rows<Tiling::rows>(problem, first_row, end_row, ending, kept);
-        else finish_rows<Tiling::rows>(problem, first_row, end_row, ending, sum);
+        const auto finish = [&](auto &&nodes_of) {
+            finish_rows<Tiling::rows>(problem, first_row, end_row, ending, nodes_of);
+        };
+        if (is_kept) [[likely]]
+            finish([&](int in_block, size_t at) { return Kept{options, finished, in_block, at}; });
+        else finish([&](int, size_t at) { return Written(options, cached.nodes, at); });
     } else {
-        finish_rows<Tiling::rows>(problem, first_row, end_row, ending, [&](int in_block, size_t at, int column) {
-            if (cached.nodes == 1) [[likely]]
-                return kept(in_block, at, column);
-            return sum(in_block, at, column);
+        finish_rows<Tiling::rows>(problem, first_row, end_row, ending, [&](int in_block, size_t at) {
+            return [&, in_block, at](int column) {
+                if (is_kept) [[likely]]
+                    return Kept{options, finished, in_block, at}(column);
+                return Written(options, cached.nodes, at)(column);
+            };
         });
     }
 }

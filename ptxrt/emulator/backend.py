@@ -13,12 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from .. import units
+from ..array import Memory
 from ..backend import Entry, Facts, MemoryInfo, Packet, Queue, Remembered, scope
-from ..errors import AbiError, ArgumentError, FileError, OutOfMemory
+from ..errors import AbiError, ArgumentError, EmulatorFault, FileError, OutOfMemory
 from ..files import module_kind, read_bytes
 from ..turns import Turn
 from . import Emulator, LoadedModule
@@ -153,6 +155,7 @@ class EmulatorBackend:
             timeout=timeout, bank_conflicts=bank_conflicts, races=races, profile=profile, schedule=schedule,
             strict=strict,
         )  # fmt: skip
+        self._constant: WeakKeyDictionary[Memory, np.ndarray] = WeakKeyDictionary()
         self._modules: dict[str, EmulatorModule] = {}
         self._sizes: dict[int, int] = {}
         self._texts: dict[tuple[str, str], EmulatorModule] = {}
@@ -241,6 +244,12 @@ class EmulatorBackend:
         with self._turn:
             return MemoryInfo(self.describe(), sum(self._sizes.values()), 0)
 
+    def restore_after_faults(self, memory: Memory) -> None:
+        """Write the present contents again after each launch that faults."""
+        contents = np.empty(memory.nbytes, np.uint8)
+        self.read(memory.address, contents)
+        self._constant[memory] = contents
+
     def trim(self) -> None:
         """Nothing to do: freed memory is not kept."""
 
@@ -273,6 +282,10 @@ class EmulatorBackend:
         with self._turn:
             try:
                 self.emulator.launch(entry.handle, grid=grid, block=block, shared_bytes=shared_bytes, params=params)
+            except EmulatorFault:
+                for memory, contents in list(self._constant.items()):
+                    self.emulator.write(memory.address, contents)
+                raise
             except MemoryError as error:
                 raise OutOfMemory(
                     f"the host has no memory for a launch of {entry.name} on the emulator; launch fewer blocks or "

@@ -28,7 +28,9 @@ BLOCK_ROWS = 8, 16
 ONE_DIMS = 64, 128
 ONE_ROWS = 8
 # The most nodes of one merge, and of a row whose blocks merge them themselves.
-MOST_NODES, FINISHED_NODES = 4096, 8
+MOST_NODES, FINISHED_NODES = 4096, 16
+# The most rows for whose blocks a cache has counters. Calls with more have few splits or none.
+ARRIVALS = 8192
 
 _PARTIAL = Tolerance(
     "weights are rounded to 16 bits before the second product", relative_l2=2.5e-3, cosine=0.99999, gain=1e-3
@@ -56,11 +58,9 @@ def splits_of_nodes(
     return -(-nodes // -(-nodes // max(min(requested, nodes), 1)))
 
 
-def writes_outputs(nodes: int, splits: int, target: DeviceArray) -> bool:
-    """Return whether `attention_few` itself writes a call's outputs: with few nodes in one split, to rows that it can
-    store.
-    """
-    return nodes <= FINISHED_NODES and splits == 1 and is_loadable(target)
+def writes_outputs(nodes: int, target: DeviceArray) -> bool:
+    """Return whether `attention_few` itself can write a call's outputs: with few nodes, to rows that it can store."""
+    return nodes <= FINISHED_NODES and is_loadable(target)
 
 
 def _values(codes, scales, holds: int, tile: int, role: str, dim: int, dtype) -> np.ndarray:
@@ -139,6 +139,10 @@ def _room(axes) -> int:
 
 def _factors(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     return rng.uniform(0.5, 2, shape).astype(np.float32)
+
+
+def _zeros(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    return np.zeros(shape, np.int32)
 
 
 def _lengths(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
@@ -310,10 +314,17 @@ _PACKED = dict(query_starts=True, query_ends=True)
             _dense(format, dim=256, group=4, queries=4, keys=150, tiles=256, format=kind)
             for format, kind in (("mxfp8", "bf16"), ("nvfp4", "f16"))
         ),
-        # several nodes, of which a window leaves some without keys for some rows, finished without a merge
-        _case(
-            "nvfp4", group=2, queries=3, page=64, table=50, left=1200, out_f32=True, lse=True, sinks=True, format="bf16"
+        # several nodes, of which a window leaves some without keys for some rows, finished without a merge: by the
+        # block of a single split, and by the last one of several
+        *(
+            _case(
+                "nvfp4",
+                **dict(group=2, queries=3, page=64, table=50, left=1200, out_f32=True, lse=True, sinks=True),
+                **dict(format="bf16", **more),
+            )
+            for more in ({}, dict(heads_kv=2, splits=3, arrivals=True))
         ),
+        _case("mxfp8", group=5, queries=4, table=90, splits=2, arrivals=True, out_bf16=True, format="bf16"),
     ],
     tolerance=dict(
         partial=_PARTIAL,
@@ -337,6 +348,7 @@ _PACKED = dict(query_starts=True, query_ends=True)
         q_global=lambda rng, member, shape, axes: np.full(shape, 0.5, np.float32),
         k_global=_factors,
         v_global=_factors,
+        arrivals=_zeros,
     ),
 )
 def attention_few(
@@ -362,6 +374,7 @@ def attention_few(
     merged_max: Out[f32, "batch heads_kv group queries"] = None,
     merged_sum: Out[f32, "batch heads_kv group queries"] = None,
     *,
+    arrivals: InOut[i32, "batch heads_kv group queries"] = None,
     partial: InOut[f32, "nodes batch heads_kv group queries dim_v"],
     row_max: Out[f32, "nodes batch heads_kv group queries"],
     row_sum: Out[f32, "nodes batch heads_kv group queries"],
@@ -392,9 +405,11 @@ def attention_few(
     Rows, windows, soft caps and sequences of queries are those of `attention_bf16`. Node i has the 1024 keys from key
     1024 i on. For each row and node, relative to 2**row_max with a whole row_max: partial is the sum of weights times
     values, not divided, and row_sum the sum of weights. If a row sees no key of a node, row_max is -inf, row_sum is 0,
-    and partial is not written. `attention_merge` finishes. With up to eight nodes in one split this kernel can finish
-    itself: out_*, lse, merged_max and merged_sum are then the results of `attention_merge` for sinks, v_global (one
-    factor, or one for each of heads_kv) and, without a soft cap, row_shift.
+    and partial is not written. `attention_merge` finishes. With up to 16 nodes this kernel can finish itself: out_*,
+    lse, merged_max and merged_sum are then the results of `attention_merge` for sinks, v_global (one factor, or one for
+    each of heads_kv) and, without a soft cap, row_shift. If there are several splits, it needs `arrivals`, all 0. The
+    blocks with the same rows count in the place of the first row how many of them have written their nodes; the last
+    one merges the nodes and sets the count to 0. Launches that may run at the same time need separate arrivals.
     row_shift: added to the scaled scores of a row before a soft cap; not used without one. splits: every splits-th
     node has the same blocks; no result depends on it.
     """
@@ -441,7 +456,8 @@ def attention_few(
     outputs = dict(
         out_bf16=out_bf16, out_f16=out_f16, out_f32=out_f32, lse=lse, merged_max=merged_max, merged_sum=merged_sum
     )
-    if len(row_max) <= FINISHED_NODES and splits == 1 and any(x is not None for x in outputs.values()):
+    finishes = len(row_max) <= FINISHED_NODES and (splits == 1 or arrivals is not None)
+    if finishes and any(x is not None for x in outputs.values()):
         with_heads = {
             name: x if x is None else x.reshape(x.shape[0], -1, *x.shape[3:])
             for name, x in dict(outputs, row_shift=None if softcap else row_shift).items()
@@ -488,7 +504,13 @@ def _drawn(draw):
         _one("mxfp8", group=5, page=64, table=16, out_bf16=True),
         _one("mxfp4", heads_kv=2, group=2, out_f16=True, lse=True, sinks=True, row_shift=True),
         _one("nvfp4", group=1, out_f32=True, merged_max=True, merged_sum=True, v_global=True, v_levels=1),
-        _one("nvfp4", batch=3, page=64, table=66, out_f32=True, lse=True, sinks=True),  # five nodes, one, and none
+        # five nodes, one, and none, in one split and in several; ten nodes
+        *(
+            _one("nvfp4", batch=3, page=64, table=66, out_f32=True, lse=True, sinks=True, **splits)
+            for splits in ({}, dict(splits=2, arrivals=True))
+        ),
+        _one("mxfp4", heads_kv=2, group=9, page=64, table=20, splits=2, arrivals=True, out_bf16=True),
+        _one("mxfp4", dim=64, page=64, table=150, splits=3, arrivals=True, out_f16=True),
     ],
     tolerance=dict(
         partial=_PARTIAL,
@@ -508,6 +530,7 @@ def _drawn(draw):
         v_scales=_drawn(_scales("k")),
         k_global=_factors,
         v_global=_factors,
+        arrivals=_zeros,
     ),
 )
 def attention_one(
@@ -529,6 +552,7 @@ def attention_one(
     merged_max: Out[f32, "batch heads_kv group queries"] = None,
     merged_sum: Out[f32, "batch heads_kv group queries"] = None,
     *,
+    arrivals: InOut[i32, "batch heads_kv group queries"] = None,
     partial: InOut[f32, "nodes batch heads_kv group queries dim"],
     row_max: Out[f32, "nodes batch heads_kv group queries"],
     row_sum: Out[f32, "nodes batch heads_kv group queries"],
@@ -549,7 +573,8 @@ def attention_one(
         *(q, k, v, k_scales, v_scales, block_table),
         *(None, None, None, key_ends, None, k_global, row_shift, sinks, v_global),
         *(out_bf16, out_f16, out_f32, lse, merged_max, merged_sum),
-        **dict(partial=partial, row_max=row_max, row_sum=row_sum, scale=scale, softcap=0.0, left=left, right=right),
+        **dict(arrivals=arrivals, partial=partial, row_max=row_max, row_sum=row_sum),
+        **dict(scale=scale, softcap=0.0, left=left, right=right),
         **dict(k_holds=held - 1, v_holds=held - 1, k_tile=0, v_tile=0, most_keys=0),
         splits=splits,
     )

@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -12,7 +13,7 @@ from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
 from ..formats import Format, bf16, f16, format_of, to_convert
 from .append import APPEND, UNCLAIMED, claim_slots
-from .attention_few import MIXED_DIM
+from .attention_few import ARRIVALS, MIXED_DIM
 from .operands import operand_rule, shown, whole_numbers, with_whole_rows
 from .pages import copy_rows, find_slots, unpack_pages
 from .scales import fill_f32
@@ -222,7 +223,7 @@ class KVCache:
         return shapes
 
     def _finish(self, function: str, backend, k_global, v_global, k_mean, scale_rule) -> None:
-        """Set global scales, mean and scale rules, and allocate the claims of slots."""
+        """Set global scales, mean and scale rules, and allocate the claims of slots and the counters of blocks."""
         self.scale_rule = {}
         for name, format in (("k", self.format), ("v", self.format_v)):
             rules = BLOCK_FORMATS[format].rules if format in BLOCK_FORMATS else ()
@@ -257,6 +258,11 @@ class KVCache:
         claims = empty((self.pages * self.page_size,), np.float32, device=backend.ordinal)
         fill_f32(x=claims, value=float(np.int32(UNCLAIMED).view(np.float32)))
         self._claims = claims.view(np.int32)
+        arrivals = empty((ARRIVALS,), np.float32, device=backend.ordinal)
+        fill_f32(x=arrivals, value=0.0)
+        self._arrivals = arrivals.view(np.int32)
+        for array in (claims, arrivals):
+            backend.restore_after_faults(array.memory)
 
     def _levels(self, function: str, name: str, value, backend) -> DeviceArray | None:
         """Return the global scales of the heads, float32 [heads] on the device; None if all are 1."""
@@ -290,6 +296,15 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         return sum(x.nbytes for x in self.arrays.values() if x is not None)
+
+    def arrivals(self, rows: tuple[int, int, int, int]) -> DeviceArray | None:
+        """The counters of `attention_few` for rows of queries, int32, all 0 between launches; None if there are more
+        rows than counters.
+
+        Launches change them, so that calls that need them run one after another, in whatever streams.
+        """
+        count = math.prod(rows)
+        return self._arrivals[:count].reshape(rows) if count <= ARRIVALS else None
 
     def multiplied(self, dtype) -> Format:
         """The 16-bit format in which queries of a dtype are multiplied with this cache."""

@@ -96,7 +96,7 @@ def launch_few(
     if operands.v_global is not None:
         ending["v_global"] = operands.v_global
     shift = operands.row_shift
-    finishes = writes_outputs(nodes, splits, target) and not others
+    finishes = splits == 1 and writes_outputs(nodes, target) and not others
     if finishes:
         outputs = {f"out_{call.output}": target.reshape(*rows, dim_v)}
         options |= outputs | {name: x.reshape(rows) for name, x in figures.items()} | ending

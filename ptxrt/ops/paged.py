@@ -414,7 +414,10 @@ def _attend(
         if cache.v_global is not None:
             ending["v_global"] = cache.v_global
         splits = _splits(call, q, nodes, options) if few else 1
-        if few and not many and writes_outputs(nodes, splits, target):
+        arrivals = cache.arrivals(rows) if splits > 1 else None
+        if few and not many and (splits == 1 or arrivals is not None) and writes_outputs(nodes, target):
+            if arrivals is not None:
+                sums["arrivals"] = arrivals
             outputs = {f"out_{call.output}": target.reshape(*rows, dim_v)}
             outputs |= {name: x.reshape(rows) for name, x in figures.items()}
             if "sinks" in ending:
