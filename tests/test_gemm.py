@@ -81,12 +81,14 @@ def test_narrow_blocks_have_the_bits_of_whole_tiles(text_machine, rows, cols, de
 
 @pytest.mark.parametrize("multiprocessors", [132, 170])
 @pytest.mark.parametrize(
-    "rows, in_16_bits, in_codes", [(128, 64, 64), (256, 64, 64), (512, 128, 128), (1024, 128, 256), (8192, 128, 256)]
+    "rows, in_16_bits, in_codes",
+    [(128, 64, 64), (256, 64, 64), (512, 128, 128), (1024, 128, 256), (8192, 128, 256)],
 )
 def test_the_tile_keeps_multiprocessors_busy(rows, in_16_bits, in_codes, multiprocessors):
     """Products by 4096 x 4096: small tiles where large ones would leave multiprocessors idle."""
     for a, tile in (("bf16", in_16_bits), ("nvfp4", in_codes)):
         assert tile_for(rows, 4096, 1, multiprocessors, tiles_of(a, a)) == tile
+    assert tile_for(640, 4096, 1, multiprocessors, tiles_of("bf16", "bf16")) == 128
     assert tile_for(128, 512, 32, multiprocessors, (64, 128)) == tile_for(4096, 512, 1, multiprocessors, (64, 128))
 
 
