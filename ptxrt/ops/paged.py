@@ -196,7 +196,8 @@ def attention_paged(
             number that suits the device. Results do not depend on it.
         out: An array of the output's shape to write to.
         stream: A stream of the device; None is the library's own. Values of block_table, key_lengths and cu_seqlens_q
-            on a device are not checked, so that a graph of a call serves all lengths up to the table's width.
+            on a device are not checked, so that a graph of a call serves all lengths up to the table's width. Calls on
+            one cache whose keys are split run one after another, in whatever streams, since they count in its memory.
 
     Raises:
         ArgumentError: An argument is invalid; the message names it.
