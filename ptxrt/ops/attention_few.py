@@ -314,15 +314,14 @@ _PACKED = dict(query_starts=True, query_ends=True)
             _dense(format, dim=256, group=4, queries=4, keys=150, tiles=256, format=kind)
             for format, kind in (("mxfp8", "bf16"), ("nvfp4", "f16"))
         ),
-        # several nodes, of which a window leaves some without keys for some rows, finished without a merge: by the
+        # four nodes and ten, of which a window leaves some without keys for some rows, finished without a merge: by the
         # block of a single split, and by the last one of several
         *(
-            _case(
-                "nvfp4",
-                **dict(group=2, queries=3, page=64, table=50, left=1200, out_f32=True, lse=True, sinks=True),
-                **dict(format="bf16", **more),
+            _case("nvfp4", group=2, queries=3, page=64, left=1200, out_f32=True, lse=True, sinks=True, **more)
+            for more in (
+                dict(table=50, format="bf16"),
+                dict(heads_kv=2, table=150, splits=3, arrivals=True, format="bf16"),
             )
-            for more in ({}, dict(heads_kv=2, splits=3, arrivals=True))
         ),
         _case("mxfp8", group=5, queries=4, table=90, splits=2, arrivals=True, out_bf16=True, format="bf16"),
     ],
