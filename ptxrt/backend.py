@@ -252,6 +252,7 @@ class Backend(Protocol):
     | code | module, open, packet | an entry keeps loaded what it needs (`Entry.owner`) |
     | memory | alloc, memory_info, trim, host_memory, write, read, copy | `write` and `read` may wait |
     | | free, reclaim | finalizers call them: no lock, no wait, no reference kept (turns.py) |
+    | | restore_after_faults | of memory that every launch leaves as it found it |
     | order | queue, new_queue, mark, wait, gather | work in one queue is in order; `wait` orders two on the device |
     | | reached, synchronize | `synchronize` waits, `reached` only with `wait=True` |
     | time, graphs | timed_event, capture, is_capturing | |

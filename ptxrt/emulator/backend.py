@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from .. import units
-from ..array import Memory
 from ..backend import Entry, Facts, MemoryInfo, Packet, Queue, Remembered, scope
 from ..errors import AbiError, ArgumentError, EmulatorFault, FileError, OutOfMemory
 from ..files import module_kind, read_bytes
@@ -155,7 +154,7 @@ class EmulatorBackend:
             timeout=timeout, bank_conflicts=bank_conflicts, races=races, profile=profile, schedule=schedule,
             strict=strict,
         )  # fmt: skip
-        self._constant: WeakKeyDictionary[Memory, np.ndarray] = WeakKeyDictionary()
+        self._constant: WeakKeyDictionary[Any, np.ndarray] = WeakKeyDictionary()
         self._modules: dict[str, EmulatorModule] = {}
         self._sizes: dict[int, int] = {}
         self._texts: dict[tuple[str, str], EmulatorModule] = {}
@@ -244,7 +243,7 @@ class EmulatorBackend:
         with self._turn:
             return MemoryInfo(self.describe(), sum(self._sizes.values()), 0)
 
-    def restore_after_faults(self, memory: Memory) -> None:
+    def restore_after_faults(self, memory: Any) -> None:
         """Write the present contents again after each launch that faults."""
         contents = np.empty(memory.nbytes, np.uint8)
         self.read(memory.address, contents)

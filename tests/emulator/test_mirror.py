@@ -16,6 +16,7 @@ MORE = {
     "access_early": "access",
     "access_early_if": "access",
     "access_no_value": "access",
+    "atom": "access",
     "cp_async_all": "cp_async",
     "cp_async_once": "cp_async",
     "cp_async_if": "cp_async",
