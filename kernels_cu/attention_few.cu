@@ -43,7 +43,7 @@ using Few = op::FewTiling<Element, VARIANT_dim, VARIANT_rows>;
             shared<typename Few<Element>::Shared>(), q, THE_STRIDES_Q(q),                                              \
             {{k, k_scales, THE_STRIDES_PAGES(k, 1), THE_STRIDES_PAGES(k_scales, 1), tile::RowFormat(k_holds), k_tile}, \
              {v, v_scales, THE_STRIDES_PAGES(v, 1), THE_STRIDES_PAGES(v_scales, 1), tile::RowFormat(v_holds), v_tile}, \
-             block_table, block_table_sequence, page, nodes, q_global, k_global, levels},                              \
+             block_table, block_table_sequence, page, nodes, op::node_keys, q_global, k_global, levels},               \
             {nullptr, nullptr, sinks, query_starts, query_ends, key_starts, key_ends, out_bf16, out_f16, out_f32, lse, \
              partial, row_max, row_sum, row_shift, scale, softcap, left, right, batch, heads_kv, group, queries, dim,  \
              block_table ? op::capacity(table, page) : most_keys, dim_v, sequences, int(gridDim.x) / heads_kv, {}, {}, \

@@ -30,8 +30,8 @@ KERNEL(ENTRY(), .threads = {One::threads}, .shared_bytes = sizeof(One::Shared), 
  uint32_t *arrivals,                    /* as lse */
  float *partial,                        /* [nodes, batch, heads_kv, group, queries, dim] */
  float *row_max, float *row_sum,        /* as partial, but without dim */
- float scale, int left, int right, int batch, int heads_kv, int group, int queries, int dim, int pages, int page,
- int width, int table, int blocks, int levels, int v_levels, int nodes, STRIDES_Q(q), STRIDES_PAGES(k),
+ float scale, int left, int right, int node_keys, int batch, int heads_kv, int group, int queries, int dim, int pages,
+ int page, int width, int table, int blocks, int levels, int v_levels, int nodes, STRIDES_Q(q), STRIDES_PAGES(k),
  STRIDES_PAGES(v), long long block_table_sequence, STRIDES_PAGES(k_scales), STRIDES_PAGES(v_scales),
  STRIDES_Q(out_bf16), STRIDES_Q(out_f16), STRIDES_Q(out_f32)) {
     op::let_next_begin();
@@ -39,7 +39,7 @@ KERNEL(ENTRY(), .threads = {One::threads}, .shared_bytes = sizeof(One::Shared), 
         shared<One::Shared>(), q, THE_STRIDES_Q(q),
         {{k, k_scales, THE_STRIDES_PAGES(k, 1), THE_STRIDES_PAGES(k_scales, 1), One::Keys::format, 0},
          {v, v_scales, THE_STRIDES_PAGES(v, 1), THE_STRIDES_PAGES(v_scales, 1), One::Keys::format, 0},
-         block_table, block_table_sequence, page, nodes, nullptr, k_global, levels},
+         block_table, block_table_sequence, page, nodes, node_keys, nullptr, k_global, levels},
         {nullptr, nullptr, sinks, nullptr, nullptr, nullptr, key_ends, out_bf16, out_f16, out_f32, lse, partial,
          row_max, row_sum, row_shift, scale, 0.0f, left, right, batch, heads_kv, group, 1, One::dim,
          op::capacity(table, page), One::dim, batch, int(gridDim.x) / heads_kv, {}, {}, THE_STRIDES_Q(out_bf16),

@@ -1659,7 +1659,7 @@ BUGS = [
         "a_shared_chunk_goes_on_after_its_first_tile",
         FEW,
         "op/attention_few.cuh",
-        "continue_after(here.tile() - 1);",
+        "continue_after(here.tile() - 1 - shared_tile);",
         "continue_after(first_tile);",
     ),
     Bug(
@@ -1675,7 +1675,7 @@ BUGS = [
         "a_shared_chunk_written_by_the_first_warp",
         FEW,
         "op/attention_few.cuh",
-        "shares ? end_tile - 1 : 0",
+        "shares ? max(end_shared - 1 - shared_tile, 0) : 0",
         "0",
     ),
     Bug(
@@ -1683,8 +1683,8 @@ BUGS = [
         "pages_of_a_warp_that_shares_a_chunk",
         FEW,
         "op/attention_few.cuh",
-        "find_units(found * node_chunks + (shares ? 0 : warp));",
-        "find_units(found * node_chunks + warp);",
+        "chunked ? node : node * node_chunks + (shares ? 0 : warp)",
+        "chunked ? node : node * node_chunks + warp",
     ),
     Bug(
         "cache",
@@ -1757,6 +1757,22 @@ BUGS = [
         "op/attention_few.cuh",
         "Keys::known && has_runs(k_source) && has_runs(v_source)",
         "Keys::known",
+    ),
+    Bug(
+        "cache",
+        "a_chunk_of_its_own_goes_on_in_the_first_one",
+        ONE,
+        "op/attention_few.cuh",
+        "continue_after(here.tile() - 1 - shared_tile);",
+        "continue_after(here.tile() - 1);",
+    ),
+    Bug(
+        "cache",
+        "a_window_that_begins_amid_a_chunk_forgotten",
+        ONE,
+        "op/attention_few.cuh",
+        "first_shared = max(first_tile, shared_tile)",
+        "first_shared = shared_tile",
     ),
     Bug(
         "cache",

@@ -9,6 +9,7 @@ import pytest
 
 import ptxrt
 from ptxrt.blocks import BLOCK_FORMATS
+from ptxrt.emulator.backend import EmulatorBackend
 from ptxrt.ops import cache as cache_module
 from ptxrt.ops.attention import exact_attention
 from ptxrt.ops.attention_few import FEW_QUERIES, ONE_DIMS
@@ -518,6 +519,24 @@ def test_as_many_nodes_as_a_block_merges(machine, rng):
         found.append(ptxrt.attention_paged(q, cache, some, lengths, splits=splits))
         assert ptxrt.last_launches()[-1].kernel == last
         assert_same_bits(found[-1:], found[:1])
+
+
+@pytest.mark.parametrize("format", ["bf16", "mxfp8", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("dim, window", [(64, None), (128, (300, 0))])
+def test_chunks_with_blocks_of_their_own_have_the_bits_of_nodes(rng, monkeypatch, format, dim, window):
+    """Where a device has many multiprocessors, lengths around tiles and chunks, also with a window that begins in any
+    of them."""
+    lengths = [0, 1, 65, 257, 300, 520, 832, 1025, 1500]
+    monkeypatch.setattr(EmulatorBackend, "multiprocessors", 132)
+    with ptxrt.using("emulator"):
+        cache, table = filled(rng, *sequences(rng, lengths, dim=dim), lengths, width=100, format=format)
+        q = normal(rng, len(lengths), HEADS * 3, 1, dim)
+        options = dict(window=window, return_lse=True, sinks=normal(rng, HEADS * 3, dtype=np.float32))
+        want = ptxrt.attention_paged(q, cache, table, lengths, splits=1, **options)
+        assert ptxrt.last_launches()[-1].grid == (HEADS, 1, len(lengths))
+        got = ptxrt.attention_paged(q, cache, table, lengths, **options)
+        assert ptxrt.last_launches()[-1].grid == (7 * HEADS, 1, len(lengths))
+    assert_same_bits(got, want)
 
 
 def test_counters_are_zeros_after_each_launch(machine, rng):

@@ -68,6 +68,7 @@ struct CachedKeys {
     const int *block_table;   // [sequences, table]; null: batches or packed sequences, one after the other
     long long table_stride;
     int page, nodes;
+    int node_keys;                      // op::node_keys; of known keys also chunk_keys: each block then has one chunk
     const float *q_global, *k_global;   // [1] and [levels], or null: factors of codes times scales
     int levels;                         // 1, or the number of heads
 };
@@ -236,18 +237,20 @@ struct UnitCursor {
     static_assert(chunk_tiles == node_chunks, "each warp gets a tile of a shared chunk");
     static constexpr int of_tile = 2 * units;               // units
     int node, end_node, step, first_tile, end_tile, warp;   // step: from node to node
+    int node_tiles;
     bool shares;
     unsigned at, end;   // units of all tiles before this one; the end of the warp's units of the node
 
-    __device__ UnitCursor(int first_node, int end_node, int step, int first_tile, int end_tile, int warp, bool shares)
+    __device__ UnitCursor(int first_node, int end_node, int step, int first_tile, int end_tile, int warp,
+                          int node_tiles, bool shares)
         : node(first_node - step), end_node(end_node), step(step), first_tile(first_tile), end_tile(end_tile),
-          warp(warp), shares(shares) {
+          warp(warp), node_tiles(node_tiles), shares(shares) {
         next_node();
         settle();
     }
     __device__ void next_node() {
         node += step;
-        const int first = node * node_chunks * chunk_tiles + (shares ? 1 : chunk_tiles) * warp;
+        const int first = node * node_tiles + (shares ? 1 : chunk_tiles) * warp;
         at = of_tile * max(first, first_tile);
         end = of_tile * min(first + (shares ? 1 : chunk_tiles), end_tile);
     }
@@ -541,9 +544,15 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     char *const arena = shared.arena[warp].bytes;
     const FewRing ring = FewRing::of(cached, Tiling{});
     const int ring_end = ring.begin + ring.slots * ring.slot_bytes;
-    // The warps share a single chunk, one tile each. The state of the softmax then goes from warp to warp.
-    const bool shares = end_tile <= UnitCursor<units>::chunk_tiles && end_tile - first_tile > 1;
-    UnitCursor<units> coming(first_node, end_node, node_step, first_tile, end_tile, warp, shares);
+    // Warps share a single chunk, one tile each: the only one, or with `chunked` that of the block, which is its node.
+    // The state of the softmax then goes from warp to warp.
+    constexpr int chunk_tiles = UnitCursor<units>::chunk_tiles;
+    const bool chunked = Keys::known && cached.node_keys == chunk_keys;
+    const bool shares = chunked || (end_tile <= chunk_tiles && end_tile - first_tile > 1);
+    const int shared_tile = chunked ? chunk_tiles * first_node : 0;   // where the shared chunk begins
+    const int first_shared = max(first_tile, shared_tile), end_shared = min(end_tile, shared_tile + chunk_tiles);
+    UnitCursor<units> coming(first_node, end_node, node_step, first_tile, end_tile, warp,
+                             chunked ? chunk_tiles : node_chunks * chunk_tiles, shares);
     // What copies read.
     const auto made_source = [&](const CachedArray &array, const PagedRows &rows, int batch, bool packed,
                                  bool columns) {
@@ -599,9 +608,10 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     // The pages of the units of this warp's chunk of a node, as lane_unit() says. They are loaded one node ahead.
     constexpr int chunk_units = chunk_keys / tile::cached_rows;
     static_assert(2 * chunk_units == 32, "each lane has a unit of keys or of values");
+    const auto chunk_of = [&](int node) { return chunked ? node : node * node_chunks + (shares ? 0 : warp); };
     const auto pages_of = [&](int node) {
         if (table.shift < 0 || node >= end_node) return 0;
-        const int unit = (node * node_chunks + (shares ? 0 : warp)) * chunk_units + tile::lane_unit<units>();
+        const int unit = chunk_of(node) * chunk_units + tile::lane_unit<units>();
         return table.page_of(max(min(unit * tile::cached_rows, end_key - 1), first_key));
     };
     int pages_next = pages_of(coming.node), found = -1;   // found: the node of the next addresses
@@ -686,7 +696,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
         if (coming.there()) {
             if (found != coming.node) {
                 found = coming.node;
-                find_units(found * node_chunks + (shares ? 0 : warp));
+                find_units(chunk_of(found));
                 pages_next = pages_of(found + node_step);
             }
             const bool keys = coming.has_keys();
@@ -788,7 +798,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     };
 
     // Who writes nodes, and where a single node is for its outputs.
-    const int writer = shares ? end_tile - 1 : 0;
+    const int writer = shares ? max(end_shared - 1 - shared_tile, 0) : 0;
     const bool finishes = ending.wanted && cached.nodes <= finished_nodes && (options.splits == 1 || ending.arrivals);
     const bool keeps_node = finishes && options.splits == 1 && cached.nodes == 1;
     typename Tiling::Finished &finished = *reinterpret_cast<typename Tiling::Finished *>(shared.arena[writer].bytes);
@@ -862,7 +872,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
 #pragma unroll
                     for (int j = 0; j < 2 * units; ++j) turned.load(turned_places, s[0][j], j);
                 }
-                if (shares && here.tile() > first_tile) continue_after(here.tile() - 1);
+                if (shares && here.tile() > first_shared) continue_after(here.tile() - 1 - shared_tile);
                 if (!Keys::known && problem.transforms_scores()) {
                     tile::Accumulator some[1][2 * units] = {};
 #pragma unroll
@@ -1106,7 +1116,8 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
             }
         }
         ptx::bar_warp_sync();   // all lanes have read what was copied or expanded last
-        if (shares && node == 0 && warp >= first_tile && warp < end_tile - 1) {
+        const int own_tile = shared_tile + warp;
+        if (shares && (chunked || node == 0) && own_tile >= first_shared && own_tile < end_shared - 1) {
             send(state_of(warp), 0);
             ptx::bar_sync(1 + warp, 2 * 32);   // the next warp sees it
         }
@@ -1147,7 +1158,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
 #pragma unroll
         for (int level = 1; level < Tiling::warps; level *= 2) {
             // Right sides behind the last key add nothing.
-            if ((node * node_chunks + level) * (chunk_units / units) >= end_tile) continue;
+            if (chunked || (node * node_chunks + level) * (chunk_units / units) >= end_tile) continue;
 #pragma unroll
             for (int first = 0; first < accumulators; first += Tiling::exchanged / tile::mma_rows) {
                 if (warp % (2 * level) == level) send(node_of(warp), first);

@@ -20,6 +20,8 @@ FEW_DIMS = ((64, 64), (128, 128), (256, 256))
 MIXED_DIM = 128
 # Keys of a node, the part of a sequence whose sums are stored separately.
 NODE_KEYS = 1024
+# Keys of a chunk, the part of a node that a warp computes, or a block of `attention_one` where blocks are few.
+CHUNK_KEYS = 256
 # Sequences with at most this many queries use this kernel.
 FEW_QUERIES = 16
 # Rows of a block: queries of the heads that share a head of keys. Blocks of eight rows keep half as many sums.
@@ -37,9 +39,9 @@ _PARTIAL = Tolerance(
 )
 
 
-def nodes_of(keys: int) -> int:
+def nodes_of(keys: int, node_keys: int = NODE_KEYS) -> int:
     """The number of nodes of so many keys, at least one."""
-    return max(-(-keys // NODE_KEYS), 1)
+    return max(-(-keys // node_keys), 1)
 
 
 def splits_of_nodes(
@@ -56,6 +58,13 @@ def splits_of_nodes(
         if not requested or 10 * longest * multiprocessors > 11 * nodes * blocks:
             requested = -(-8 * multiprocessors // max(blocks, 1))  # else eight, which hide starts and ends
     return -(-nodes // -(-nodes // max(min(requested, nodes), 1)))
+
+
+def takes_chunks(chunks: int, blocks: int, multiprocessors: int, held: int) -> bool:
+    """Return whether each chunk of a sequence gets a block of `attention_one`, of `blocks` for chunks with one number:
+    if there is a multiprocessor for each, or half of one in formats of less than 16 bits. held: the kernel's.
+    """
+    return 1 < chunks <= FINISHED_NODES and blocks * chunks <= (1 if held == 1 else 2) * multiprocessors
 
 
 def writes_outputs(nodes: int, target: DeviceArray) -> bool:
@@ -220,6 +229,64 @@ def _dense(k="plain", v=None, keys=150, tiles=0, **rest) -> dict:
             for role, f in (("k", k), ("v", v or k))
         }
     return case
+
+
+def _attend(
+    q, k, v, k_scales, v_scales, block_table, query_starts, query_ends, key_starts, key_ends, q_global, k_global,
+    row_shift, sinks, v_global, outputs, arrivals, partial, row_max, row_sum, scale, softcap, left, right,
+    k_holds, v_holds, k_tile, v_tile, most_keys, splits, node_keys,
+) -> None:  # fmt: skip
+    """Compute what `attention_few` does, for nodes of so many keys."""
+    row_max[:], row_sum[:] = -np.inf, 0
+    page, sequences = k.shape[2], next((len(x) for x in (block_table, key_ends, query_starts) if x is not None), len(q))
+    k = _values(k, k_scales, int(k_holds), int(k_tile), "k", q.shape[-1], q.dtype)
+    v = _values(v, v_scales, int(v_holds), int(v_tile), "v", partial.shape[-1], q.dtype)
+    first_tiles = None if key_starts is None else first_units(key_starts, TILE_KEYS)
+    for i in range(sequences):
+        start = 0 if key_starts is None else int(key_starts[i])
+        length = (int(most_keys) if key_ends is None else int(key_ends[i])) - start
+        if block_table is not None:
+            pages = block_table[i, : -(-length // page)]
+            keys, values = (
+                x[pages].swapaxes(0, 1).reshape(1, x.shape[1], -1, x.shape[-1])[:, :, :length] for x in (k, v)
+            )
+        else:
+            item = slice(i, i + 1) if query_starts is None else slice(0, 1)
+            first = [
+                int(first_tiles[i]) * TILE_KEYS if tile and key_starts is not None else start
+                for tile in (k_tile, v_tile)
+            ]
+            keys, values = (x[item, :, at : at + length] for x, at in zip((k, v), first))
+        keys, values = keys.astype(np.float64), values.astype(np.float64)
+        if k_global is not None:
+            keys = keys * k_global[:, None, None]  # one scale for all heads, or one for each
+        if q_global is not None:
+            keys = keys * np.float64(q_global[0])
+        rows = slice(0, q.shape[3]) if query_starts is None else slice(int(query_starts[i]), int(query_ends[i]))
+        at = (slice(i, i + 1) if query_starts is None else slice(0, 1), slice(None), slice(None), rows)
+        shift = None
+        if softcap and row_shift is not None:
+            shift = np.broadcast_to(row_shift[at][..., None], (*q[at].shape[:4], keys.shape[2]))
+        rest = dict(scale=float(scale), softcap=float(softcap), left=int(left), right=int(right), added=shift)
+        for node in range(len(row_max)):
+            top, total, weighted = exact_sums(
+                q[at], keys, values, part=slice(node * node_keys, (node + 1) * node_keys), **rest
+            )
+            seen = top != -np.inf
+            unit = np.ceil(top * LOG2_E)
+            factor = np.exp2(np.where(seen, top * LOG2_E - np.where(seen, unit, 0), 0))
+            row_max[node][at], row_sum[node][at] = unit, total * factor
+            partial[node][at] = np.where(seen[..., None], weighted * factor[..., None], partial[node][at])
+    finishes = len(row_max) <= FINISHED_NODES and (splits == 1 or arrivals is not None)
+    if finishes and any(x is not None for x in outputs.values()):
+        with_heads = {
+            name: x if x is None else x.reshape(x.shape[0], -1, *x.shape[3:])
+            for name, x in dict(outputs, row_shift=None if softcap else row_shift).items()
+        }
+        nodes = (x.reshape(len(x), len(q), -1, *x.shape[4:]) for x in (partial, row_max, row_sum))
+        attention_merge.function(
+            *nodes, None, None if sinks is None else sinks.reshape(-1), v_global=v_global, natural=0, **with_heads
+        )
 
 
 _PACKED = dict(query_starts=True, query_ends=True)
@@ -412,59 +479,14 @@ def attention_few(
     row_shift: added to the scaled scores of a row before a soft cap; not used without one. splits: every splits-th
     node has the same blocks; no result depends on it.
     """
-    row_max[:], row_sum[:] = -np.inf, 0
-    page, sequences = k.shape[2], next((len(x) for x in (block_table, key_ends, query_starts) if x is not None), len(q))
-    k = _values(k, k_scales, int(k_holds), int(k_tile), "k", q.shape[-1], q.dtype)
-    v = _values(v, v_scales, int(v_holds), int(v_tile), "v", partial.shape[-1], q.dtype)
-    first_tiles = None if key_starts is None else first_units(key_starts, TILE_KEYS)
-    for i in range(sequences):
-        start = 0 if key_starts is None else int(key_starts[i])
-        length = (int(most_keys) if key_ends is None else int(key_ends[i])) - start
-        if block_table is not None:
-            pages = block_table[i, : -(-length // page)]
-            keys, values = (
-                x[pages].swapaxes(0, 1).reshape(1, x.shape[1], -1, x.shape[-1])[:, :, :length] for x in (k, v)
-            )
-        else:
-            item = slice(i, i + 1) if query_starts is None else slice(0, 1)
-            first = [
-                int(first_tiles[i]) * TILE_KEYS if tile and key_starts is not None else start
-                for tile in (k_tile, v_tile)
-            ]
-            keys, values = (x[item, :, at : at + length] for x, at in zip((k, v), first))
-        keys, values = keys.astype(np.float64), values.astype(np.float64)
-        if k_global is not None:
-            keys = keys * k_global[:, None, None]  # one scale for all heads, or one for each
-        if q_global is not None:
-            keys = keys * np.float64(q_global[0])
-        rows = slice(0, q.shape[3]) if query_starts is None else slice(int(query_starts[i]), int(query_ends[i]))
-        at = (slice(i, i + 1) if query_starts is None else slice(0, 1), slice(None), slice(None), rows)
-        shift = None
-        if softcap and row_shift is not None:
-            shift = np.broadcast_to(row_shift[at][..., None], (*q[at].shape[:4], keys.shape[2]))
-        rest = dict(scale=float(scale), softcap=float(softcap), left=int(left), right=int(right), added=shift)
-        for node in range(len(row_max)):
-            top, total, weighted = exact_sums(
-                q[at], keys, values, part=slice(node * NODE_KEYS, (node + 1) * NODE_KEYS), **rest
-            )
-            seen = top != -np.inf
-            unit = np.ceil(top * LOG2_E)
-            factor = np.exp2(np.where(seen, top * LOG2_E - np.where(seen, unit, 0), 0))
-            row_max[node][at], row_sum[node][at] = unit, total * factor
-            partial[node][at] = np.where(seen[..., None], weighted * factor[..., None], partial[node][at])
     outputs = dict(
         out_bf16=out_bf16, out_f16=out_f16, out_f32=out_f32, lse=lse, merged_max=merged_max, merged_sum=merged_sum
     )
-    finishes = len(row_max) <= FINISHED_NODES and (splits == 1 or arrivals is not None)
-    if finishes and any(x is not None for x in outputs.values()):
-        with_heads = {
-            name: x if x is None else x.reshape(x.shape[0], -1, *x.shape[3:])
-            for name, x in dict(outputs, row_shift=None if softcap else row_shift).items()
-        }
-        nodes = (x.reshape(len(x), len(q), -1, *x.shape[4:]) for x in (partial, row_max, row_sum))
-        attention_merge.function(
-            *nodes, None, None if sinks is None else sinks.reshape(-1), v_global=v_global, natural=0, **with_heads
-        )
+    _attend(
+        *(q, k, v, k_scales, v_scales, block_table, query_starts, query_ends, key_starts, key_ends, q_global, k_global),
+        *(row_shift, sinks, v_global, outputs, arrivals, partial, row_max, row_sum, scale, softcap, left, right),
+        *(k_holds, v_holds, k_tile, v_tile, most_keys, splits, NODE_KEYS),
+    )
 
 
 def _one(format: str, dim: int = 128, **rest) -> dict:
@@ -475,6 +497,12 @@ def _one(format: str, dim: int = 128, **rest) -> dict:
         sizes |= dict(blocks=case["k_blocks"], k_scales=True, v_scales=True)
     of_few = "queries dim_v sequences rows k_holds v_holds k_width v_width k_blocks v_blocks block_table key_ends"
     return {name: x for name, x in case.items() if name not in of_few.split()} | sizes
+
+
+def of_chunks(keys: int) -> dict:
+    """The axes and scalars of a case whose nodes are chunks."""
+    nodes = nodes_of(keys, CHUNK_KEYS)
+    return dict(nodes=nodes, splits=nodes, node_keys=CHUNK_KEYS, arrivals=True)
 
 
 def _drawn(draw):
@@ -510,6 +538,13 @@ def _drawn(draw):
         ),
         _one("mxfp4", heads_kv=2, group=9, page=64, table=20, splits=2, arrivals=True, out_bf16=True),
         _one("mxfp4", dim=64, page=64, table=150, splits=3, arrivals=True, out_f16=True),
+        # nodes of one chunk: of several lengths, with a window that begins amid a chunk; 15 nodes
+        *(
+            _one(format, batch=3, group=3, page=16, table=40, left=300, **of_chunks(640), out_f32=True, lse=True)
+            for format in ROW_FORMATS
+        ),
+        _one("nvfp4", dim=64, page=64, table=60, **of_chunks(3840), out_bf16=True),
+        _one("mxfp8", group=2, page=16, table=30, nodes=2, splits=2, node_keys=256),
     ],
     tolerance=dict(
         partial=_PARTIAL,
@@ -558,6 +593,7 @@ def attention_one(
     scale: Scalar[f32],
     left: Scalar[i32],
     right: Scalar[i32],
+    node_keys: Scalar[i32, 256, 1024] = 1024,
     held: Axis,
     splits: Axis,
 ):
@@ -567,15 +603,16 @@ def attention_one(
     held: the format, 1 for bfloat16, 2 for mxfp8, 3 for mxfp4, 4 for nvfp4, with scales for the last three. The code
     for one format is short, so that caches of instructions hold it and more warps fit a multiprocessor. Blocks have
     eight rows of a head of keys, and further rows read the keys again.
+    node_keys: 1024, or 256 for nodes of one chunk, of which each split has one: splits is then the number of nodes. The
+    outputs have the same bits.
     """
-    attention_few.function(
-        *(q, k, v, k_scales, v_scales, block_table),
-        *(None, None, None, key_ends, None, k_global, row_shift, sinks, v_global),
-        *(out_bf16, out_f16, out_f32, lse, merged_max, merged_sum),
-        **dict(arrivals=arrivals, partial=partial, row_max=row_max, row_sum=row_sum),
-        **dict(scale=scale, softcap=0.0, left=left, right=right),
-        **dict(k_holds=held - 1, v_holds=held - 1, k_tile=0, v_tile=0, most_keys=0),
-        splits=splits,
+    outputs = dict(
+        out_bf16=out_bf16, out_f16=out_f16, out_f32=out_f32, lse=lse, merged_max=merged_max, merged_sum=merged_sum
+    )
+    _attend(
+        *(q, k, v, k_scales, v_scales, block_table, None, None, None, key_ends, None, k_global, row_shift, sinks),
+        *(v_global, outputs, arrivals, partial, row_max, row_sum, scale, 0.0, left, right, held - 1, held - 1, 0, 0, 0),
+        *(splits, int(node_keys)),
     )
 
 

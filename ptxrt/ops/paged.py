@@ -13,6 +13,7 @@ from ..errors import ArgumentError
 from ..formats import Format, bf16, f32, format_of, i32, to_convert
 from .attention_call import checked_window, output_format
 from .attention_few import (
+    CHUNK_KEYS,
     FEW_QUERIES,
     MOST_NODES,
     NODE_KEYS,
@@ -23,6 +24,7 @@ from .attention_few import (
     blocks_of_one,
     nodes_of,
     splits_of_nodes,
+    takes_chunks,
     writes_outputs,
 )
 from .attention_kernels import attention_bf16, attention_merge
@@ -193,7 +195,7 @@ def attention_paged(
         layout: As in `attention`.
         out_dtype: float32, float16 or bfloat16; None is q's.
         splits: The most parts of the keys with blocks of their own; a part has whole runs of 1024 keys. None takes a
-            number that suits the device. Results do not depend on it.
+            number that suits the device, and parts of 256 keys where that is faster. Results do not depend on it.
         out: An array of the output's shape to write to.
         stream: A stream of the device; None is the library's own. Values of block_table, key_lengths and cu_seqlens_q
             on a device are not checked, so that a graph of a call serves all lengths up to the table's width. Calls on
@@ -404,7 +406,9 @@ def _attend(
         ]
         options, of_many = (dict(options, query_ends=place.put(ends)) for ends in for_rows)
     if few or not finishes:
-        nodes = nodes_of(call.table.shape[1] * cache.page_size) if few else 1
+        few_alone = few and not many
+        division = _divided(call, q, options, rows, target, few_alone) if few else _Division()
+        nodes = division.nodes
         sums = {name: place.empty((nodes, *rows), f32) for name in ("row_max", "row_sum")}
         sums["partial"] = place.empty((nodes, *rows, dim_v), f32)
         if few and many:  # nodes that few queries do not write are skipped by the merge
@@ -414,19 +418,15 @@ def _attend(
             ending["sinks"] = place.put(call.sinks)
         if cache.v_global is not None:
             ending["v_global"] = cache.v_global
-        splits = _splits(call, q, nodes, options) if few else 1
-        arrivals = cache.arrivals(rows) if splits > 1 else None
-        if few and not many and (splits == 1 or arrivals is not None) and writes_outputs(nodes, target):
-            if arrivals is not None:
-                sums["arrivals"] = arrivals
+        if division.finishes:
             outputs = {f"out_{call.output}": target.reshape(*rows, dim_v)}
             outputs |= {name: x.reshape(rows) for name, x in figures.items()}
             if "sinks" in ending:
                 ending["sinks"] = ending["sinks"].reshape(heads_kv, group)
-            _attend_few(call, place, q, options, splits=splits, **sums, **numbers, **outputs, **ending)
+            _attend_few(call, place, q, options, division, **sums, **numbers, **outputs, **ending)
             return
         if few:
-            _attend_few(call, place, q, options, splits=splits, **sums, **numbers)
+            _attend_few(call, place, q, options, division, **sums, **numbers)
         if many and not finishes:
             _attend_many(call, place, q, of_many, **{name: x[:1] for name, x in sums.items()}, **numbers)
         merged = {name: x.reshape(nodes, batch, heads_kv * group, *x.shape[4:]) for name, x in sums.items()}
@@ -502,25 +502,48 @@ def _multiplied(call: _Paged, place: Place, q: DeviceArray) -> DeviceArray:
     return q.reshape(q.shape[0], call.cache.heads, call.group, *q.shape[2:])
 
 
-def _splits(call: _Paged, q: DeviceArray, nodes: int, options: dict) -> int:
-    """Return into how many parts the kernel for few queries splits the nodes."""
-    cache = call.cache
+@dataclass(frozen=True)
+class _Division:
+    """How the kernel for few queries divides the keys of a sequence. finishes: whether it writes the outputs itself."""
+
+    nodes: int = 1
+    splits: int = 1
+    node_keys: int = NODE_KEYS
+    arrivals: DeviceArray | None = None
+    finishes: bool = False
+
+
+def _divided(call: _Paged, q: DeviceArray, options: dict, rows: tuple, target: DeviceArray, alone: bool) -> _Division:
+    """Divide the keys. alone: whether no other kernel serves sequences of the call."""
+    cache, takes_one = call.cache, _takes_one(call, q)
+    keys = call.table.shape[1] * cache.page_size
     queries = q.shape[3] if call.cu_seqlens is None else min(q.shape[3], FEW_QUERIES)
     sequences, row_blocks = options["key_ends"].shape[0], -(-call.group * queries // 16)
-    resident = dict(resident=blocks_of_one(q, holds_of(cache.format) + 1)) if _takes_one(call, q) else {}
-    blocks = cache.heads * row_blocks * sequences
-    return splits_of_nodes(nodes, blocks, cache.backend.multiprocessors, call.splits, **resident)
+    blocks, multiprocessors = cache.heads * row_blocks * sequences, cache.backend.multiprocessors
+    nodes, chunks, arrivals = nodes_of(keys), nodes_of(keys, CHUNK_KEYS), cache.arrivals(rows)
+    counts, held = alone and arrivals is not None, holds_of(cache.format) + 1
+    if takes_one and counts and call.splits is None and writes_outputs(chunks, target):
+        if takes_chunks(chunks, blocks, multiprocessors, held):
+            return _Division(chunks, chunks, CHUNK_KEYS, arrivals, True)
+    resident = dict(resident=blocks_of_one(q, held)) if takes_one else {}
+    splits = splits_of_nodes(nodes, blocks, multiprocessors, call.splits, **resident)
+    if not alone or not writes_outputs(nodes, target) or (splits > 1 and arrivals is None):
+        return _Division(nodes, splits)
+    return _Division(nodes, splits, arrivals=arrivals if splits > 1 else None, finishes=True)
 
 
-def _attend_few(call: _Paged, place: Place, q: DeviceArray, options: dict, **rest) -> None:
+def _attend_few(call: _Paged, place: Place, q: DeviceArray, options: dict, division: _Division, **rest) -> None:
     """Launch `attention_few`, or `attention_one` if it serves the call, on the nodes of all sequences."""
     cache = call.cache
     arrays: dict[str, Any] = {name: as_bytes(x) for name, x in cache.arrays.items() if x is not None}
     if cache.k_global is not None:
         arrays["k_global"] = cache.k_global
-    k_holds = holds_of(cache.format)
+    if division.arrivals is not None:
+        arrays["arrivals"] = division.arrivals
+    rest["splits"], k_holds = division.splits, holds_of(cache.format)
     if _takes_one(call, q):
         del rest["softcap"]
+        rest["node_keys"] = division.node_keys
         attention_one(q, **arrays, **options, **rest, held=k_holds + 1, stream=place.stream)
         return
     holds = dict(k_holds=k_holds, v_holds=holds_of(cache.format_v))
