@@ -280,7 +280,7 @@ def run_file(path: Path, kernels) -> int:
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "-m", "not gpu", "-k", chosen, str(path)],
         cwd=ROOT,
-        env={**os.environ, "PTXRT_COVERAGE": str(counts)},
+        env={**os.environ, "PTXRT_COVERAGE": str(counts), "ALL": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -6,6 +6,7 @@ import pytest
 
 import ptxrt
 import sanitizer_cases
+from parts import part_of_this_run
 from ptxrt.commands.check import one_of_each_size
 
 KERNELS = ptxrt.kernels()
@@ -71,10 +72,15 @@ def raced(text):
 
 
 def texts():
-    """Every case in both texts of its unit, and whether it runs with race checks."""
+    """Every case in the native text of its unit, and whether it runs with race checks; in the portable text those with
+    race checks, and half of the others (parts.py): GPUs run them all."""
     for text in ("native", "portable"):
         chosen = {(name, case.id) for name, case in raced(text)}
+        others = [(name, case.id) for name, case in CASES if (name, case.id) not in chosen]
+        taken = chosen.union(others if text == "native" else part_of_this_run(others, 2))
         for name, case in CASES:
+            if (name, case.id) not in taken:
+                continue
             races = (name, case.id) in chosen
             yield pytest.param(
                 text, name, case, races, marks=[pytest.mark.races] * races, id=f"{text}-{name}-{case.id}"

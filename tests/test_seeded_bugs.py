@@ -1,14 +1,11 @@
 """Every bug of seeded_bugs.py, compiled into a copy of the kernels and emulated, is caught; the kernels themselves
 pass.
 
-Without ALL=1 in the environment a run compiles a third of the bugs: another third after each change of the kernels or
-of the emulator. All take ten minutes of a core.
+A run compiles a third of the bugs (parts.py). All take ten minutes of a core.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 import shutil
 import warnings
@@ -21,6 +18,7 @@ import pytest
 
 import ptxrt
 from attention_restated import restated_blocks
+from parts import part_of_this_run
 from ptxrt import backend, units
 from ptxrt.blocks import BLOCK_FORMATS
 from ptxrt.emulator.backend import EmulatorBackend
@@ -477,17 +475,7 @@ def test_selected_entries_are_those_of_the_kernel(tmp_path, kernel):
     assert len(whole) > 1 and functions(text) == {entry: whole[entry]}
 
 
-def bugs_of_this_run():
-    """All bugs, or every third one from a place that follows from the bytes of the kernels and of the emulator."""
-    if os.environ.get("ALL"):
-        return BUGS
-    files = [path for folder in ("kernels_cu", "ptxrt/emulator") for path in (ROOT / folder).rglob("*.*")]
-    sources = sorted(path for path in files if path.suffix in (".cu", ".cuh", ".py"))
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources))
-    return BUGS[digest.digest()[0] % 3 :: 3]
-
-
-@pytest.mark.parametrize("bug", bugs_of_this_run(), ids=str)
+@pytest.mark.parametrize("bug", part_of_this_run(BUGS, 3), ids=str)
 def test_bug_is_caught(tmp_path, bug):
     """Its first check runs on a unit with the entries that it launches. Only if that passes, the whole unit meets
     all checks; one that fails must pass without the bug."""
