@@ -307,8 +307,8 @@ class Backend(Protocol):
         ...
 
     def restore_after_faults(self, memory: Any) -> None:
-        """Keep the present contents of memory that every launch leaves as it was, for the time after a launch that
-        faults."""
+        """Record the present contents of memory that every launch leaves unchanged, and write them again after a launch
+        that faults."""
         ...
 
     def trim(self) -> None:

@@ -547,7 +547,7 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     // Warps share a single chunk, one tile each: the only one, or with `chunked` that of the block, which is its node.
     // The state of the softmax then goes from warp to warp.
     constexpr int chunk_tiles = UnitCursor<units>::chunk_tiles;
-    const bool chunked = Keys::known && cached.node_keys == chunk_keys;
+    const bool chunked = Keys::known && cached.node_keys == chunk_keys && options.splits == cached.nodes;
     const bool shares = chunked || (end_tile <= chunk_tiles && end_tile - first_tile > 1);
     const int shared_tile = chunked ? chunk_tiles * first_node : 0;   // where the shared chunk begins
     const int first_shared = max(first_tile, shared_tile), end_shared = min(end_tile, shared_tile + chunk_tiles);
@@ -1220,19 +1220,18 @@ __device__ __forceinline__ void attention_few(typename Tiling::Shared &shared, c
     }
     using Kept = KeptNode<typename Tiling::Finished>;
     using Written = WrittenNodes<Keys::known ? 8 : 4>;
-    const bool is_kept = options.splits == 1 && cached.nodes == 1;
     // Known keys have a body for each, which is short: what runs once comes from memory.
     if constexpr (Keys::known) {
         const auto finish = [&](auto &&nodes_of) {
             finish_rows<Tiling::rows>(problem, first_row, end_row, ending, nodes_of);
         };
-        if (is_kept) [[likely]]
+        if (keeps_node) [[likely]]
             finish([&](int in_block, size_t at) { return Kept{options, finished, in_block, at}; });
         else finish([&](int, size_t at) { return Written(options, cached.nodes, at); });
     } else {
         finish_rows<Tiling::rows>(problem, first_row, end_row, ending, [&](int in_block, size_t at) {
             return [&, in_block, at](int column) {
-                if (is_kept) [[likely]]
+                if (keeps_node) [[likely]]
                     return Kept{options, finished, in_block, at}(column);
                 return Written(options, cached.nodes, at)(column);
             };

@@ -61,8 +61,10 @@ def splits_of_nodes(
 
 
 def takes_chunks(chunks: int, blocks: int, multiprocessors: int, held: int) -> bool:
-    """Return whether each chunk of a sequence gets a block of `attention_one`, of `blocks` for chunks with one number:
-    if there is a multiprocessor for each, or half of one in formats of less than 16 bits. held: the kernel's.
+    """Return whether `attention_one` gives each chunk of the keys a block of its own.
+
+    There must be a multiprocessor for each block, or half of one in formats of less than 16 bits. blocks: the blocks of
+    one chunk. held: the format, as in `attention_one`.
     """
     return 1 < chunks <= FINISHED_NODES and blocks * chunks <= (1 if held == 1 else 2) * multiprocessors
 
@@ -545,6 +547,7 @@ def _drawn(draw):
         ),
         _one("nvfp4", dim=64, page=64, table=60, **of_chunks(3840), out_bf16=True),
         _one("mxfp8", group=2, page=16, table=30, nodes=2, splits=2, node_keys=256),
+        _one("nvfp4", page=16, table=30, nodes=2, node_keys=256, out_f32=True),  # two nodes in one split
     ],
     tolerance=dict(
         partial=_PARTIAL,
@@ -603,8 +606,9 @@ def attention_one(
     held: the format, 1 for bfloat16, 2 for mxfp8, 3 for mxfp4, 4 for nvfp4, with scales for the last three. The code
     for one format is short, so that caches of instructions hold it and more warps fit a multiprocessor. Blocks have
     eight rows of a head of keys, and further rows read the keys again.
-    node_keys: 1024, or 256 for nodes of one chunk, of which each split has one: splits is then the number of nodes. The
-    outputs have the same bits.
+    node_keys: 1024, or 256 for nodes of one chunk. With 256 each split has one node, so that `splits` is the number of
+    nodes; with any other `splits` nodes have 1024 keys, and those behind the last key are empty. The outputs have the
+    same bits.
     """
     outputs = dict(
         out_bf16=out_bf16, out_f16=out_f16, out_f32=out_f32, lse=lse, merged_max=merged_max, merged_sum=merged_sum
@@ -612,7 +616,7 @@ def attention_one(
     _attend(
         *(q, k, v, k_scales, v_scales, block_table, None, None, None, key_ends, None, k_global, row_shift, sinks),
         *(v_global, outputs, arrivals, partial, row_max, row_sum, scale, 0.0, left, right, held - 1, held - 1, 0, 0, 0),
-        *(splits, int(node_keys)),
+        *(splits, int(node_keys) if splits == len(row_max) else NODE_KEYS),
     )
 
 
