@@ -65,7 +65,7 @@ __device__ inline void static_for_each(Body &&body, std::integer_sequence<int, i
 }
 
 // Calls body(i) for i = 0 .. count-1 with each i a compile-time constant, so that it may be a template argument or an
-// "n" operand of asm.
+// immediate operand of an instruction.
 template <int count, class Body>
 __device__ inline void static_for(Body &&body) {
     static_for_each(body, std::make_integer_sequence<int, count>{});
