@@ -317,6 +317,14 @@ BUGS = [
     ),
     Bug(
         "products",
+        "lanes_without_a_row_store_over_the_last_one",
+        "gemm_few_bf16",
+        "op/epilogue.cuh",
+        "if (share_row < 16) staging.set_at(place, values);",
+        "staging.set_at(place, values);",
+    ),
+    Bug(
+        "products",
         "residual_of_the_other_rows_of_a_pair",
         "gemm_bf16",
         "tile/staging.cuh",

@@ -7,7 +7,16 @@ from tests.fuzz import engine
 
 # Calls of each kind in a run of the suite, up to a few seconds each. Change SEED to run others.
 CALLS = dict(
-    attention=100, dlpack=300, files=300, graphs=40, merge=200, operands=120, quantize=150, texts=100, views=500
+    attention=100,
+    dlpack=300,
+    files=300,
+    graphs=40,
+    merge=200,
+    operands=120,
+    products=60,
+    quantize=150,
+    texts=100,
+    views=500,
 )
 SEED = 20240607
 

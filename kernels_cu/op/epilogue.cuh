@@ -352,9 +352,9 @@ struct Epilogue {
             if (activates) activate(values, activation);
             // Where shares have ends or no chunks, element by element, by way of the staging.
             const auto each_element = [&](auto &&body) {
-                ptx::bar_warp_sync();   // all lanes have read their shares
-                staging.set_at(place, values);
-                ptx::bar_warp_sync();   // all lanes see the values
+                ptx::bar_warp_sync();                                // all lanes have read their shares
+                if (share_row < 16) staging.set_at(place, values);   // other lanes have the place of row 15
+                ptx::bar_warp_sync();                                // all lanes see the values
                 const int log_columns = log_shares + 4;
 #pragma unroll 1
                 for (int i = tile::lane_item(0); i < min(step, 16) << log_columns; i += 32) {

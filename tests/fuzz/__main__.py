@@ -11,11 +11,11 @@ import time
 
 import ptxrt
 
-from . import attention, dlpack, engine, files, graphs, merge, operands, quantize, texts, views
+from . import attention, dlpack, engine, files, graphs, merge, operands, pages, products, quantize, texts, views
 
 KINDS = {
     module.KIND.name: module.KIND
-    for module in (attention, dlpack, files, graphs, merge, operands, quantize, texts, views)
+    for module in (attention, dlpack, files, graphs, merge, operands, pages, products, quantize, texts, views)
 }
 
 
