@@ -19,8 +19,8 @@ endif
 
 # Up to eight processes, one for each core; idle processes take tests from others. The quick build assembles, for
 # sm_120a, only what the record of machine code does not contain. With ALL=1, before a release, or on a machine with a
-# GPU, the build assembles everything for all targets. Without ALL=1 a run compiles a third of the seeded bugs and
-# emulates half of the portable cases.
+# GPU, the build assembles everything for all targets. Without ALL=1 a run compiles a sixth of the seeded bugs and
+# emulates a third of the portable cases.
 GPU := $(wildcard /dev/nvidia[0-9]* /dev/dxg)
 test: .venv/ready
 	$(PY) build.py $(if $(ALL)$(GPU),,--quick)

@@ -73,11 +73,11 @@ def raced(text):
 
 def texts():
     """Every case in the native text of its unit, and whether it runs with race checks; in the portable text those with
-    race checks, and half of the others (parts.py): GPUs run them all."""
+    race checks, and a third of the others (parts.py): GPUs run them all."""
     for text in ("native", "portable"):
         chosen = {(name, case.id) for name, case in raced(text)}
         others = [(name, case.id) for name, case in CASES if (name, case.id) not in chosen]
-        taken = chosen.union(others if text == "native" else part_of_this_run(others, 2))
+        taken = chosen.union(others if text == "native" else part_of_this_run(others, 3))
         for name, case in CASES:
             if (name, case.id) not in taken:
                 continue
