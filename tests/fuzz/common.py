@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
+
 # As code, so that printed programs show them.
 ODD = [
     "None",
@@ -79,3 +81,8 @@ def draw_values(rng: random.Random, recipe: dict) -> None:
     count = rng.choice([0, 0, 1, 3])
     if count:
         recipe["spoils"] = [[rng.randrange(10**6), rng.choice(SPOILS)] for _ in range(count)]
+
+
+def host_of(x) -> np.ndarray:
+    """An array of any machine as a NumPy array."""
+    return x.to_numpy() if hasattr(x, "to_numpy") else np.asarray(x)

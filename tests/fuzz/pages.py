@@ -14,7 +14,7 @@ from ptxrt.ops.quantize import quantize_reference
 
 from . import exact
 from .attention import _products, _window
-from .common import DTYPES, ODD, maybe, shares, values_of
+from .common import DTYPES, ODD, host_of, maybe, shares, values_of
 from .engine import Kind
 
 FORMATS = ["bf16", "mxfp8", "mxfp4", "nvfp4"]
@@ -185,14 +185,14 @@ def check(names: dict) -> None:
     cache, options, lengths = names["cache"], names["options"], names["lengths"]
     on_device = isinstance(names["q"], ptxrt.DeviceArray)
     assert all(isinstance(names[x], ptxrt.DeviceArray) == on_device for x in ("out", "lse")), "results lie elsewhere"
-    out, lse, q = (_host(names[x]) for x in ("out", "lse", "q"))
+    out, lse, q = (host_of(names[x]) for x in ("out", "lse", "q"))
     keys, values = cache.read(names["table"], lengths)
     for name, read in (("k", keys), ("v", values)):
         _check_rows(names, name, read)
     for name in ("again", "alone", "last"):
         if name not in names:
             continue
-        o, s = (_host(x) for x in names[name])
+        o, s = (host_of(x) for x in names[name])
         if name == "last" and (q.shape[2] > 16 or not options.get("causal", True)):
             continue
         part = {"again": np.s_[:], "alone": np.s_[-1:], "last": np.s_[:, :, -1:]}[name]
@@ -226,10 +226,6 @@ def check(names: dict) -> None:
     exact.compare(expected, out, lse, str(out.dtype))
 
 
-def _host(x) -> np.ndarray:
-    return x.to_numpy() if hasattr(x, "to_numpy") else np.asarray(x)
-
-
 def _check_rows(names: dict, name: str, read: np.ndarray) -> None:
     """What a cache holds is what `quantize` makes of each row."""
     cache, given = names["cache"], names[name]
@@ -240,7 +236,9 @@ def _check_rows(names: dict, name: str, read: np.ndarray) -> None:
             x = x - names["mean"]
         if format in BLOCK_FORMATS:
             level = getattr(cache, f"{name}_global")
-            more = {} if format != "nvfp4" else dict(global_scale=1.0 if level is None else float(_host(level).flat[0]))
+            more = (
+                {} if format != "nvfp4" else dict(global_scale=1.0 if level is None else float(host_of(level).flat[0]))
+            )
             want = quantize_reference(x, format, scale_rule=operand_rule(format), **more) if x.size else x
             want = np.float32(np.asarray(ptxrt.dequantize(want))) if x.size else x
         else:

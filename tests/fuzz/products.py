@@ -12,9 +12,9 @@ from ptxrt.ops.gemm import PRODUCTS
 from ptxrt.ops.operands import operand_rule
 from ptxrt.ops.quantize import quantize_reference
 
-from .common import DTYPES, ODD, maybe, shares, values_of
+from .common import DTYPES, ODD, host_of, maybe, shares, values_of
 from .engine import Kind
-from .exact import LARGEST, OUTPUTS
+from .exact import LARGEST, OUTPUTS, _first
 
 PAIRS = [*PRODUCTS]
 ROWS = [1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 64, 65, 100, 130]
@@ -197,7 +197,7 @@ def check(names: dict) -> None:
     arrays = (out.codes, out.scales) if isinstance(out, ptxrt.QuantizedArray) else (out,)
     assert all(isinstance(x, ptxrt.DeviceArray) == on_device for x in arrays), "C lies on the other side"
     if isinstance(out, ptxrt.QuantizedArray):
-        plain = _host(names["plain"])
+        plain = host_of(names["plain"])
         got, level = out.to_numpy() if on_device else out, options.get("out_global_scale")
         rule = operand_rule(options["out_format"])
         want = quantize_reference(
@@ -210,17 +210,13 @@ def check(names: dict) -> None:
         assert np.array_equal(got.codes, want.codes), "codes are not those of the product in float32"
         assert np.array_equal(got.scales, want.scales), "scales are not those of the product in float32"
         out = names["plain"]
-    got = _host(out)
+    got = host_of(out)
     _compare(names, got)
     if "alone" in names:
-        one = _host(names["alone"])[0]
+        one = host_of(names["alone"])[0]
         short = (got.shape[0] <= 64) == (one.shape[0] <= 64) if options.get("splits") != 1 else True
         if short and got.shape[0] <= 64 or options.get("splits") == 1:
             assert one.tobytes() == got[names["row"]].tobytes(), "a row alone has other bits"
-
-
-def _host(x) -> np.ndarray:
-    return x.to_numpy() if hasattr(x, "to_numpy") else np.asarray(x)
 
 
 def _values(names: dict, name: str) -> np.ndarray:
@@ -228,8 +224,8 @@ def _values(names: dict, name: str) -> np.ndarray:
     x, options = names[name], names["options"]
     format = options.get(f"{name}_format")
     if isinstance(x, ptxrt.QuantizedArray):
-        return np.float64(_host(ptxrt.dequantize(x)))
-    host = _host(x)
+        return np.float64(host_of(ptxrt.dequantize(x)))
+    host = host_of(x)
     if name == "b" and options.get("transpose_b") is False:
         host = host.swapaxes(-1, -2)
     if format in BLOCK_FORMATS:
@@ -267,7 +263,7 @@ def _compare(names: dict, got: np.ndarray) -> None:
             bound = bound + abs(y) * 2.0**-23
         y, bound, nan = _activated(y, bound, nan, options.get("activation"))
         if options.get("residual") is not None:
-            residual = np.float64(_host(options["residual"]))
+            residual = np.float64(host_of(options["residual"]))
             y = y + residual
             bound = bound + (abs(y) + abs(residual)) * 2.0**-23
         dtype = str(got.dtype)
@@ -275,9 +271,9 @@ def _compare(names: dict, got: np.ndarray) -> None:
         bound = 1.05 * (bound + (abs(y) + bound) * OUTPUTS[dtype]) + smallest
         assert got.shape == y.shape, f"shape {got.shape}, not {y.shape}"
         values = got.astype(np.float64)
-        _first("no NaN where an operand has one", nan & ~np.isnan(values), values, y)
+        _first("C where an operand is no number", nan & ~np.isnan(values), values, y)
         fine = nan | (abs(values - y) <= bound) | (abs(y) + bound >= LARGEST[dtype])
-    _first("an element", ~fine, values, y, bound)
+    _first("C", ~fine, values, y, bound)
 
 
 def _activated(y, bound, nan, activation):
@@ -307,15 +303,6 @@ def _activated(y, bound, nan, activation):
         "silu": lambda: y * sigmoid(y),
     }[name]()
     return value, 1.2 * bound + 2e-6 * abs(y), nan
-
-
-def _first(what: str, wrong: np.ndarray, got, want, bound=None) -> None:
-    if wrong.any():
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        near = "" if bound is None else f" within {bound[at]:.3g}"
-        raise AssertionError(
-            f"{what} at {list(at)}: {got[at]:.9g}, wanted {want[at]:.9g}{near}; {int(wrong.sum())} of {wrong.size} are wrong"
-        )
 
 
 KIND = Kind("products", draw, program, check, needed=("pair", "rows", "cols", "depth", "a", "b"))
