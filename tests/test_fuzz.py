@@ -13,6 +13,7 @@ CALLS = dict(
     graphs=40,
     merge=200,
     operands=120,
+    pages=30,
     products=60,
     quantize=150,
     texts=100,
