@@ -611,7 +611,7 @@ def test_a_picture_that_fails_leaves_what_was_there(cuda, matplotlib, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "script", ["quantize_vs_torch", "attention_vs_torch", "gemm_vs_torch", "models_vs_torch", "gemm_groups"]
+    "script", ["quantize_vs_torch", "attention_vs_torch", "gemm_vs_torch", "models_vs_torch", "gemm_groups", "cache"]
 )
 def test_side_by_side_scripts_say_in_one_line_what_they_lack(script):
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
@@ -665,6 +665,20 @@ def test_groups_and_gates_compute_what_stands_beside_them(emulator, monkeypatch)
     # "three launches" rounds to bf16 before the gate.
     gated, apart = (np.asarray(calls[name]().to_numpy()) for name in ("gated and quantized", "three launches"))
     assert ptxrt.compare(gated, apart).relative_l2 < 0.03
+
+
+def test_layers_decode_caches_of_their_own(emulator, monkeypatch):
+    """benchmarks/cache.py counts the bytes of whole pages, and a graph of layers has as many calls as asked for."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import cache
+
+    shape = 2, 70, 2, 3, 64, 16  # batch, keys, heads, group, dim, page
+    for format, bytes_of_row in dict(bf16=128, mxfp8=66, nvfp4=36).items():
+        call, moved = cache.decoding(format, *shape)
+        assert moved == 2 * (2 * 80 * 2) * bytes_of_row and call().shape == (2, 6, 1, 64)
+    one, three = (cache.layers(count, "nvfp4", *shape).__self__ for count in (1, 3))
+    assert len(three.launches) == 3 * len(one.launches)
+    three.launch()
 
 
 def small_models(monkeypatch):

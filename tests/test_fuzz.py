@@ -30,3 +30,13 @@ def test_random_calls(machine, kind):
     assert not tally.failures, "\n\n".join([str(tally), *tally.failures])
     assert tally.outcomes["right"] >= CALLS[kind.name] // 5, tally
     assert kind.name == "texts" or tally.outcomes["refused"] >= CALLS[kind.name] // 20, tally
+
+
+@pytest.mark.parametrize(
+    "wrong, said", [(["--machine", "abacus"], "native, portable, emulator"), (["--process", "2/2"], "0/4")]
+)
+def test_a_wrong_choice_is_a_message(monkeypatch, capsys, wrong, said):
+    monkeypatch.setattr("sys.argv", ["tests.fuzz", "quantize", *wrong])
+    with pytest.raises(SystemExit) as ended:
+        fuzz.main()
+    assert ended.value.code == 2 and said in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import secrets
 import sys
 import time
@@ -37,10 +38,17 @@ def main() -> int:
         parser.error(f"no kind {', '.join(unknown)}; there are {', '.join(KINDS)}")
     kinds = [KINDS[name] for name in asked.kinds or KINDS]
     seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
-    first, step = map(int, asked.process.split("/"))
+    process = re.fullmatch(r"(\d+)/([1-9]\d*)", asked.process)
+    if not process or int(process[1]) >= int(process[2]):
+        parser.error(f"--process is {asked.process!r}; pass I/N with I from 0 to N - 1, such as 0/4")
+    first, step = map(int, process.groups())
+    try:
+        machine = ptxrt.using(asked.machine)
+    except ptxrt.PtxError as error:
+        parser.error(str(error))
     print(f"seed {seed}, machine {asked.machine}", flush=True)
     tallies = {kind.name: engine.Tally(kind.name, seed) for kind in kinds}
-    with ptxrt.using(asked.machine):
+    with machine:
         if asked.call is not None:
             for kind in kinds:
                 recipe = kind.draw(engine.random_of(kind, seed, asked.call))
