@@ -64,6 +64,35 @@ def test_groups_have_the_bits_of_products_alone(text_machine, pair, sizes):
     np.testing.assert_array_equal(packed.codes, ptxrt.quantize(got, "mxfp8", scale_rule="rceil", pad=True).codes)
 
 
+@pytest.mark.parametrize("cols", [32, 64, 96, 128])
+@pytest.mark.parametrize("format, rule", [("mxfp8", "rceil"), ("mxfp4", "even")])
+@pytest.mark.parametrize("sizes", [(2, 3), (70, 0, 5, 1), (70, 65)], ids=str)
+def test_gates_of_groups_end_in_whole_blocks(text_machine, cols, format, rule, sizes):
+    """The kernel for few rows has 16 columns of a gate, half a block of an MX format; values differ between halves."""
+    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    a, b = operand("bf16", starts[-1], 64), operand("bf16", len(sizes), cols, 64, seed=1)
+    b = b * np.where(np.arange(cols) // 32 % 2, 8, 1).astype(BF16)[:, None]
+    wide = ptxrt.matmul_grouped(a, b, starts, activation="swiglu", out_dtype=np.float32)
+    want = ptxrt.quantize(wide, format, scale_rule=rule, pad=True)
+    got = ptxrt.matmul_grouped(a, b, starts, activation="swiglu", out_format=format)
+    np.testing.assert_array_equal(got.codes, want.codes)
+    np.testing.assert_array_equal(got.scales.view(np.uint8), want.scales.view(np.uint8))
+    alone = ptxrt.matmul(a[: sizes[0]], b[0], activation="swiglu", out_format=format)
+    np.testing.assert_array_equal(alone.codes, got.codes[: sizes[0]])
+
+
+@pytest.mark.parametrize("scale_layout", ["linear", "128x4"])
+def test_gates_of_groups_on_the_device(text_machine, scale_layout):
+    """Rows behind the last group become zeros, and nothing that was not written is read."""
+    a, b, starts = operand("bf16", 9, 64), operand("bf16", 2, 64, 64, seed=1), np.array([0, 2, 6], np.int32)
+    options = dict(activation="swiglu", out_format="mxfp8", out_scale_layout=scale_layout)
+    want = ptxrt.matmul_grouped(a[:6], b, starts, **options).to_numpy()
+    got = ptxrt.matmul_grouped(*map(ptxrt.to_device, (a, b, starts)), **options).to_numpy()
+    np.testing.assert_array_equal(got.codes[:6], want.codes)
+    np.testing.assert_array_equal(np.asarray(got)[:6], np.asarray(want))
+    assert not got.codes[6:].any()
+
+
 def test_starts_on_the_device_and_gathered_rows(text_machine):
     a, b = operand("bf16", 9, 64), operand("bf16", 3, 40, 64, seed=1)
     order, starts = np.array([8, 0, 0, 3, 5, 7, 1], np.int32), np.array([0, 2, 2, 6], np.int32)

@@ -279,7 +279,8 @@ def matmul_grouped(
         group_starts: int32 [groups + 1]: rows group_starts[g] to group_starts[g + 1] are multiplied by b[g]. Groups may
             be empty. A host array is checked: it begins at 0, never falls and ends at T. A device array is not checked,
             so that a graph can serve every routing; rows of C after its last number are not written. "128x4" scales of
-            padding rows are 0.
+            padding rows are 0. With "swiglu" and an MX format, unless splits=1, rows of a device array's padding become
+            zeros: groups of up to 64 rows then need a second launch, which quantizes all rows.
         rows: int32 [T']: C has T' rows, and row i is computed from row rows[i] of a. `route` returns it as `order`.
         alpha: One number, or an array of one float32 for each group.
         out_global_scale: The same.
@@ -557,22 +558,33 @@ def _run(call: Call, stream):
 def _run_quantizing(call: Call, place: Place, a, b, residual, options):
     """Run a product with quantized C: in one launch if one stride describes its matrices, else as a float32 product and
     `quantize`."""
-    layout, level = call.ending.layout, call.ending.level(place)
+    level = call.ending.level(place)
     codes, scales = call.ending.buffers(place, call.out)
     whole = next(_launches(call, a, b, residual), None) if codes.size else None
-    # With a gate, blocks of the kernel for few rows have 16 columns, half a block of the MX formats.
-    halves = _cuts(call) and ACTIVATIONS[call.activation] == "swiglu" and layout.format.block > 16
+    halves = _cuts(call) and _has_half_blocks(call)
     if whole and not halves and whole[0]["batch"] == int(np.prod(call.batch)):
         _launch(call, place, options, *whole[:2], **call.ending.arguments(codes, scales, level))
     elif codes.size:
         values = place.empty(call.shape, f32)
         for operands, added, part in _launches(call, a, b, residual, values):
             _launch(call, place, options, operands, added, out_f32=part)
-        fields = dict(format=layout.format.name, shape=layout.shape, scale_layout=layout.scale_layout)
-        result = QuantizedArray(codes, scales, **fields, global_scale=None if level is None else level.reshape(()))
-        rules = dict(scale_rule=layout.format.rules[call.ending.rule], scale_layout=layout.scale_layout)
-        quantize(values, layout.format.name, **rules, global_scale=level, pad=True, out=result, stream=place.stream)
+        _quantize(values, call, place, codes, scales, level)
     return call.ending.handed_back(place, codes, scales, level, call.out)
+
+
+def _has_half_blocks(call: Call) -> bool:
+    """Whether blocks of the kernel for few rows would end with half a block of the result's format: with a gate they
+    have 16 columns."""
+    return ACTIVATIONS[call.activation] == "swiglu" and call.ending.layout.format.block > 16
+
+
+def _quantize(values: DeviceArray, call: Call, place: Place, codes, scales, level) -> None:
+    """Quantize the float32 values of C as the epilogue does."""
+    layout = call.ending.layout
+    fields = dict(format=layout.format.name, shape=layout.shape, scale_layout=layout.scale_layout)
+    result = QuantizedArray(codes, scales, **fields, global_scale=None if level is None else level.reshape(()))
+    rules = dict(scale_rule=layout.format.rules[call.ending.rule], scale_layout=layout.scale_layout)
+    quantize(values, layout.format.name, **rules, global_scale=level, pad=True, out=result, stream=place.stream)
 
 
 def _options(call: Call, place: Place) -> dict[str, Any]:
@@ -693,12 +705,20 @@ def _run_grouped(call: GroupedCall, stream):
         target = Target(out, place, (product.rows, product.width), product.output, has_whole_rows)
         results = {f"out_{product.output}": target.direct[None]}
     kernels = PRODUCTS[product.a.format, product.b.format] if product.depth else PRODUCTS["bf16", "bf16"]
-    launched = product.rows and product.width and call.groups
-    for kernel, least, most in call.launches(kernels) if launched else ():
+    launches = call.launches(kernels) if product.rows and product.width and call.groups else []
+    values = None
+    if product.ending and _has_half_blocks(product) and any(kernel is kernels.few for kernel, *_ in launches):
+        values = place.empty((product.rows, product.width), f32)
+        if not isinstance(call.starts, np.ndarray):  # rows behind the last group
+            fill_f32(x=values.reshape(values.size), value=0.0, stream=stream)
+        results = dict(out_f32=values[None])
+    for kernel, least, most in launches:
         sizes = dict(least_rows=least, most_rows=most, least=least, most=min(most, product.rows))
         kernel(**_accepted(kernel, operands), **options, **results, **sizes, stream=stream)
     if not product.ending:
         return target.handed_back()
+    if values is not None:
+        _quantize(values, product, place, codes, scales, level)
     if level is not None and level.size > 1:  # each group has its own global scale, which the caller keeps
         level = fill_f32(x=place.empty((1,), f32), value=1.0, stream=stream)
     return product.ending.handed_back(place, codes, scales, level, out)
