@@ -446,7 +446,7 @@ V and O move through memory. For 32 heads of 128 columns, computed from the shap
         )
     }
 The last three columns are computed for an RTX 5090, and no such card was measured. They take bytes at 1792 GB/s,
-products at 209.5 TFLOPS in bf16, and the fused kernel from the [static model](../speed.md), which is 12 to 40 % too
+products at 209.5 TFLOPS in bf16, and the fused kernel from the [static model](../speed.md), which is 17 to 46 % too
 fast on the H200. The times of the bytes and of the products are lower bounds of the three launches; caches absorb part
 of the bytes while the scores of a head fit into them. (`softmax_rows` reads a row three times. Two of the reads hit
 caches and are not counted.)

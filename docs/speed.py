@@ -186,56 +186,108 @@ def doubt_table(record: dict) -> str:
     doubts = list(next(iter(found.values()))["doubts"])
     rows = [["as assumed", *(f"{figures['paths']['plain'][0]:.0f}" for figures in found.values())]]
     rows += [[doubt, *(f"{figures['doubts'][doubt]:.0f}" for figures in found.values())] for doubt in doubts]
-    return "## With other rates\n\nUseful TFLOPS of the plain loop at head dimension 128 on an RTX 5090.\n\n" + table(
-        ["", *map(shown, found)], rows
+    plain = {pair: figures["paths"]["plain"][0] for pair, figures in found.items()}
+    rows.append(["a clock 10 % lower", *(f"{0.9 * speed:.0f}" for speed in plain.values())])
+    stops = [f"{min(speed, power_of(pair)):.0f}" if power_of(pair) else "" for pair, speed in plain.items()]
+    rows.append(["no faster than published products", *stops])
+    return (
+        "## With other rates\n\n"
+        "Useful TFLOPS of the plain loop at head dimension 128 on an RTX 5090. All figures are proportional to the clock. "
+        "The last row ends where published matrix products do, at 680 TFLOPS in MXFP8 and 1340 in 4 bits, probably because "
+        "of the card's power; for mixtures, where both products end there.\n\n" + table(["", *map(shown, found)], rows)
+    )
+
+
+def power_of(pair: str) -> float | None:
+    """Return the TFLOPS at which published products of a pair's formats stop; None if none are known."""
+    limits = [
+        next((tflops for formats, tflops in POWER.items() if f.upper() in formats), None) for f in pair.split("_")
+    ]
+    return len(limits) / sum(1 / limit for limit in limits) if all(limits) else None
+
+
+def sums_table(record: dict) -> str:
+    """Return what `return_lse` costs, in percent of the plain loop's time."""
+    columns = [(dim, half) for dim in DIMS for half in ("", "_half")]
+    rows = []
+    for pair in PAIRS[1:]:
+        cells = []
+        for dim, half in columns:
+            paths = record["entries"].get(f"attention_{pair}_dim{dim}_dim_v{dim}{half}", {}).get("paths", {})
+            cells.append(f"{100 * (paths['plain'][0] / paths['sums'][0] - 1):+.1f} %" if "sums" in paths else "")
+        if any(cells):
+            rows.append([shown(pair), *cells])
+    head = [f"{dim}{', half blocks' if half else ''}" for dim, half in columns]
+    kept = [i for i in range(len(head)) if any(row[i + 1] for row in rows)]
+    return (
+        "## What `return_lse` costs\n\n"
+        "Time of the path with exact sums, beside the plain path, by head dimension, on an RTX 5090.\n\n"
+        + table(["qk+pv", *(head[i] for i in kept)], [[row[0], *(row[i + 1] for i in kept)] for row in rows])
+        + """
+The goals were 5 % in nvfp4 and mxfp4 and 3 % in mxfp8. Whole blocks of both 4-bit formats meet them at 64 and 128. The
+others do not: 32 additions, or 64 for two slices of rows, join a trip whose issue slots are occupied, and registers are
+full, so that the sums cannot have a loop of their own without making the plain loop slower (mxfp8 at 64: plain and with
+sums 736 and 698 TFLOPS, in three forms with such a loop 713 and 703, 723 and 676, 716 and 662). Nothing was tried for half
+blocks, which short launches take. At 256 the loop that serves all options is faster than the plain one in 4 bits; why is
+not known.
+"""
     )
 
 
 def h200_table(record: dict) -> str:
-    rows = []
-    for name, found in sorted(record["H200"].items()):
-        for shape, measured in found["measured"].items():
-            model, other = found["model"].get(shape), found["measured rate"].get(shape)
-            if model:
-                rows.append(
-                    [
-                        name.removeprefix("attention_").split("_dim")[0],
-                        name.split("_dim")[1],
-                        shape,
-                        f"{measured:.0f}",
-                        f"{model:.0f}",
-                        f"{100 * (model / measured - 1):+.0f} %",
-                        f"{other:.0f}",
-                        f"{100 * (other / measured - 1):+.0f} %",
-                    ]
-                )
-    if not rows:
+    def row(name: str, found: dict, columns: tuple[str, ...]) -> list[str]:
+        cells = [f"{found['measured']:.0f}"]
+        for column in columns:
+            cells += [f"{found[column]:.0f}", f"{100 * (found[column] / found['measured'] - 1):+.0f} %"]
+        return [name, *cells]
+
+    attention = [
+        row(shown(name.removeprefix("attention_").split("_dim")[0]), found, ("model", "measured rate"))
+        for name, found in sorted(record["H200"].items())
+        if found["unit"] == "TFLOPS"
+    ]
+    streams = [
+        row(f"`{name}`", found, ("model",)) for name, found in sorted(record["H200"].items()) if found["unit"] == "GB/s"
+    ]
+    if not attention:
         return ""
+    errors = [found["model"] / found["measured"] - 1 for found in record["H200"].values() if found["unit"] == "TFLOPS"]
+    others = [
+        found["measured rate"] / found["measured"] - 1 for found in record["H200"].values() if found["unit"] == "TFLOPS"
+    ]
+
+    def between(values: list[float]) -> str:
+        return f"{100 * min(values):.0f} to {100 * max(values):.0f} %"
+
     return (
         "## The model beside measured times\n\n"
-        "On an H200 the portable build multiplies in 16 bits. The measured times are those of the whole launches of "
-        "[Benchmarks](benchmarks.md), on operands quantized before, from an earlier run. Those of block formats are "
-        "from an earlier version of the kernels.\n\n"
+        "On an H200 the portable build multiplies in 16 bits. The measured figures are those of "
+        "[Benchmarks](benchmarks.md): attention at b4 h32 s2048 d128 on operands quantized before, and quantizers, "
+        "whose share of a copy's rate is taken of 4250 GB/s.\n\n"
         + table(
-            ["kernel", "dim", "shape", "measured TFLOPS", "model", "error", "with the MMA's measured rate", "error"],
-            rows,
+            ["qk+pv", "measured TFLOPS", "model", "error", "with the MMA's measured rate", "error"],
+            attention,
         )
-        + """
-The model is too fast everywhere, by 12 to 40 %. The following effects are missing in the model and may explain the
-error; none was measured separately:
+        + "\n"
+        + table(["quantizer", "measured GB/s", "model", "error"], streams)
+        + f"""
+The model of attention is too fast everywhere, by {between(errors)}. The following effects are missing in the model and may
+explain the error; none was measured separately:
 
 - The clock. The model assumes 1.83 GHz; a card that multiplies without pause lowers its clock. `mma_rate_bf16` reaches
   546 TFLOPS, which is 7.25 cycles per MMA at 1.83 GHz; the table has 6.5. The last two columns use 7.25 cycles, and an
-  error of 10 to 36 % remains.
-- The first tile of each block, and masked tiles. Causal launches have more of both, and errors that are 10 points
-  larger. Loops in prologues and epilogues count once, and the copies of a tile are assumed to be complete when the
-  block needs it.
-- Conflicts in shared memory between warps that read fragments and copies that arrive. The portable builds of block
+  error of {between(others)} remains.
+- The first tile of each block. Loops in prologues and epilogues count once, and the copies of a tile are assumed to be
+  complete when the block needs it.
+- Conflicts in shared memory, and between warps that read fragments and copies that arrive. The portable builds of block
   formats are bound by shared memory more than by MMAs: they expand each tile there, between barriers of the whole
   block.
 - Instruction fetch. Loops of the portable build have 500 to 2000 instructions.
 
-Ratios are more accurate: the model orders the kernels by speed as the measurement does.
+The model of a quantizer ends at the memory's 4800 GB/s, of which a copy reaches 88 to 90 %; the rest of its error is that
+of kernels which do not reach a copy's rate.
+
+Kernels that differ by less than the errors do may be in another order than the measured ones: mxfp8 and nvfp4 are.
 """
     )
 
@@ -290,7 +342,13 @@ def rate_tables() -> str:
         for rate in rates.MMA_RATES["sm_90"]
     ]
     others = [
-        [rate.stems, rate.pipe, f"{rate.cycles:g}" if rate.cycles else "bytes / 32", rate.source]
+        [
+            rate.stems,
+            rate.pipe,
+            (f"{rate.cycles:g}" if rate.cycles else "bytes / 32")
+            + (f", {rate.hopper:g} on sm_90" if rate.hopper else ""),
+            rate.source,
+        ]
         for rate in rates.RATES
     ]
     cards = [
@@ -341,6 +399,7 @@ def page(record: dict) -> str:
         pipe_table(record),
         card_table(record),
         launch_table(record),
+        sums_table(record),
         doubt_table(record),
         h200_table(record),
         product_table(record),

@@ -47,20 +47,30 @@ GROUPS = ("attention", "quantize", "pack", "gemm", "norm", "gate", "activate")
 ALL_WAYS = (64, 128, 256)  # the head dimensions at which every path of a tile is recorded
 HEADLINE = 128  # the head dimension at which launches, doubts and packers are recorded
 
-# Measured TFLOPS of whole launches on an H200, for shapes of docs/benchmarks.md.
+# Measured TFLOPS of whole launches on an H200, for operands quantized before: the table of docs/benchmarks.md.
+MEASURED_SHAPE = "b4 h32 s2048"
 MEASURED = {
-    "attention_bf16_dim128_dim_v128_bf16": {
-        "b4 h32 s2048": 384.7,
-        "b4 h32 s2048 causal": 332.7,
-        "b1 h32 s4096": 403.8,
-        "b1 h32 s4096 causal": 371.5,
-    },
-    "attention_bf16_dim64_dim_v64_bf16": {"b4 h32 s2048": 326.0, "b4 h32 s2048 causal": 271.2},
-    "attention_mxfp8_dim128_dim_v128": {"b4 h32 s2048": 220.8, "b4 h32 s2048 causal": 196.7},
-    "attention_nvfp4_bf16_dim128_dim_v128": {"b4 h32 s2048": 297.5, "b4 h32 s2048 causal": 265.2},
-    "attention_nvfp4_mxfp8_dim128_dim_v128": {"b4 h32 s2048": 231.2, "b4 h32 s2048 causal": 208.1},
-    "attention_nvfp4_dim128_dim_v128": {"b4 h32 s2048": 192.7, "b4 h32 s2048 causal": 173.5},
-    "attention_mxfp4_dim128_dim_v128": {"b4 h32 s2048": 175.6, "b4 h32 s2048 causal": 156.1},
+    "attention_bf16_dim128_dim_v128_bf16": 386.7,
+    "attention_mxfp8_dim128_dim_v128": 188.1,
+    "attention_mxfp8_bf16_dim128_dim_v128": 270.2,
+    "attention_nvfp4_dim128_dim_v128": 190.4,
+    "attention_nvfp4_mxfp8_dim128_dim_v128": 225.9,
+    "attention_nvfp4_bf16_dim128_dim_v128": 281.7,
+    "attention_mxfp4_dim128_dim_v128": 174.8,
+    "attention_mxfp4_mxfp8_dim128_dim_v128": 222.7,
+    "attention_mxfp4_bf16_dim128_dim_v128": 273.8,
+}
+# The same of quantizers: the share of a copy's rate on the same card, and that rate in GB/s, the mean of its range.
+MEASURED_COPY = 4250
+MEASURED_SHARES = {
+    "quantize_mxfp4_f32": 0.99,
+    "quantize_mxfp4_bf16": 0.97,
+    "quantize_mxfp8_f32": 1.02,
+    "quantize_mxfp8_bf16": 1.03,
+    "quantize_mxfp6_e3m2_f32": 1.00,
+    "quantize_mxfp6_e3m2_bf16": 0.94,
+    "quantize_nvfp4_f32": 0.94,
+    "quantize_nvfp4_bf16": 0.96,
 }
 # Cycles of m16n8k16 at the rate that `mma_rate_bf16` reaches on the H200 (docs/benchmarks.md), in place of the table's.
 MEASURED_MMA = 4096 * 4 * 132 * 1.83e9 / 546e12
@@ -127,28 +137,41 @@ def figures_of(entry: Entry, halves: dict[str, Entry | None]) -> dict:
 
 
 def on_h200(entry: Entry) -> dict:
-    """TFLOPS of whole launches on the H200: modelled with the table of rates and with the measured MMA rate, and
-    measured."""
-    found = {}
-    for name, machine in (
-        ("model", Machine(CARDS["H200"])),
-        ("measured rate", Machine(CARDS["H200"], mma_cycles=MEASURED_MMA)),
-    ):
-        times = launch_times(entry, machine)
-        found[name] = {
-            str(s): round(launch_tflops(entry, s, times, machine.card), 1)
-            for s in SHAPES
-            if str(s) in MEASURED[entry.name]
-        }
-    return found | {"measured": MEASURED[entry.name]}
+    """What an entry reaches on the H200: measured, modelled with the table of rates, and for attention with the
+    measured MMA rate. TFLOPS of whole launches, or GB/s."""
+    card = CARDS["H200"]
+    if entry.name in MEASURED_SHARES:
+        speed = speeds_of(entry, Machine(card), ("plain",))["plain"]
+        measured = MEASURED_SHARES[entry.name] * MEASURED_COPY
+        return {"unit": "GB/s", "measured": round(measured), "model": round(speed.speed)}
+    shape = next(shape for shape in SHAPES if str(shape) == MEASURED_SHAPE)
+    machines = {"model": Machine(card), "measured rate": Machine(card, mma_cycles=MEASURED_MMA)}
+    found = {
+        name: round(launch_tflops(entry, shape, launch_times(entry, machine), card), 1)
+        for name, machine in machines.items()
+    }
+    return {"unit": "TFLOPS", "measured": MEASURED[entry.name], **found}
+
+
+def is_measured(name: str) -> bool:
+    """Whether an entry was measured on the H200."""
+    return name in MEASURED or name in MEASURED_SHARES
+
+
+def means(figures: dict) -> dict[str, float]:
+    """The mean of each path, of the plain path on each other card, and of each whole launch."""
+    found = {path: values[0] for path, values in figures["paths"].items()}
+    found |= {f"plain on {card}": values[0] for card, values in figures.get("cards", {}).items()}
+    return found | {f"launch {shape}": speed for shape, speed in figures.get("launches", {}).items()}
 
 
 def fallen(figures: dict, recorded: dict) -> list[str]:
-    """The paths whose mean is lower than recorded by more than MARGIN."""
+    """The means that are lower than recorded by more than MARGIN."""
+    before = means(recorded)
     return [
-        f"{path} {mean} {figures['unit']}, recorded {recorded['paths'][path][0]}"
-        for path, (mean, *_) in figures["paths"].items()
-        if path in recorded["paths"] and mean < recorded["paths"][path][0] * (1 - MARGIN)
+        f"{name} {mean} {figures['unit']}, recorded {before[name]}"
+        for name, mean in means(figures).items()
+        if name in before and mean < before[name] * (1 - MARGIN)
     ]
 
 
@@ -176,6 +199,7 @@ def main() -> int:
     parser.add_argument("--changed", action="store_true", help="units alone whose code is another than recorded")
     options = parser.parse_args()
     record, worse = read_record(), 0
+    before = dict(record["entries"])
     again = options.record and not options.changed and not options.only
     found = {"model": model_digest(), "code": {}, "entries": {}, "H200": record["H200"]} if again else record
     for unit in units():
@@ -186,15 +210,15 @@ def main() -> int:
         halves = {entry.name: half for entry, half in with_halves(entries)}
         for entry in entries:
             figures = figures_of(entry, halves)
-            for words in fallen(figures, record["entries"].get(entry.name, {"paths": {}})):
+            for words in fallen(figures, before.get(entry.name, {"paths": {}})):
                 worse += 1
                 print(f"{entry.name}: {words}")
             if options.record:
                 found["entries"][entry.name] = figures
         found["code"][name] = code_of(name)
-        if options.record and any(entry.startswith(name) for entry in MEASURED):
+        if options.record and any(entry.startswith(name) for entry in (*MEASURED, *MEASURED_SHARES)):
             try:
-                found["H200"] |= {e.name: on_h200(e) for e in entries_of(name, CARDS["H200"]) if e.name in MEASURED}
+                found["H200"] |= {e.name: on_h200(e) for e in entries_of(name, CARDS["H200"]) if is_measured(e.name)}
             except BuildError as quick:
                 print(f"{name}: the H200's figures stay as they are ({quick})")
     if options.record:
@@ -206,6 +230,7 @@ def main() -> int:
             for name, figures in found["entries"].items()
             if any(f"{name}_".startswith(f"{unit}_") for unit in there)
         }
+        found["H200"] = {name: figures for name, figures in found["H200"].items() if is_measured(name)}
         write_record(found)
         print(f"wrote {RECORD}")
         return 0

@@ -916,6 +916,80 @@ def test_wrong_calls_of_the_cache(emulator, rng):
     wrong(lambda: read_only.append(k, k, [0, 1, 2]), "k of the cache is read-only")
 
 
+@pytest.mark.parametrize("format, format_v", [("bf16", "bf16"), ("nvfp4", "nvfp4"), ("nvfp4", "mxfp8")])
+def test_a_refused_append_costs_no_later_one_its_rows(machine, rng, format, format_v):
+    """The tokens of a refused call own no slots, and neither keys nor values were written."""
+    cache = ptxrt.KVCache(2, 32, HEADS, DIM, format=format, format_v=format_v)
+    zeros, slots = np.zeros((64, HEADS, DIM), BF16), np.arange(64)
+    cache.append(zeros, zeros, slots)
+    before = {name: x.to_numpy() for name, x in cache.arrays.items() if x is not None}
+    k = ptxrt.to_device(normal(rng, 8, HEADS, DIM))
+    codes = cache.v.view(np.uint8)  # 64 bytes or more of a row, as tokens of 32 values in 16 bits
+    inside = codes.reshape(codes.size)[: 8 * HEADS * DIM * 2].view(BF16).reshape(8, HEADS, DIM)
+    wrong(lambda: cache.append(k, inside, slots[:8]), "overlap")
+    for name, x in before.items():
+        np.testing.assert_array_equal(cache.arrays[name].to_numpy().view(np.uint8), x.view(np.uint8))
+    cache.append(k, k, slots[:8][::-1].copy())
+    other = ptxrt.KVCache(2, 32, HEADS, DIM, format=format, format_v=format_v)
+    other.append(zeros, zeros, slots)
+    other.append(k.to_numpy()[::-1], k.to_numpy()[::-1], slots[:8])
+    for name in before:
+        np.testing.assert_array_equal(
+            cache.arrays[name].to_numpy().view(np.uint8), other.arrays[name].to_numpy().view(np.uint8)
+        )
+
+
+@pytest.mark.parametrize("format", ["bf16", "nvfp4"])
+@pytest.mark.parametrize("shape", [(), (1,), (HEADS,), "strided"], ids=str)
+def test_factors_on_the_device(machine, rng, format, shape):
+    """One or one for each head, with the bits of numbers."""
+    numbers = np.array([0.5, 2.0], np.float32) if shape not in ((), (1,)) else np.full(HEADS, 0.5, np.float32)
+    if shape == "strided":
+        factors = ptxrt.to_device(np.repeat(numbers, 2))[::2]
+    else:
+        factors = ptxrt.to_device(numbers[: 1 if shape in ((), (1,)) else HEADS].reshape(shape))
+    q, k, v = normal(rng, 1, 4, 1, DIM), normal(rng, 40, HEADS, DIM), normal(rng, 40, HEADS, DIM)
+    results = []
+    for given in (numbers, factors):
+        cache, table = filled(rng, [k], [v], [40], format=format, k_global=given, v_global=given)
+        few = ptxrt.attention_paged(q, cache, table, [40], return_lse=True)
+        results.append([*few, *(x if isinstance(x, np.ndarray) else x.to_numpy() for x in cache.read(table, [40]))])
+        many = ptxrt.attention_paged(np.repeat(q, 20, axis=2), cache, table, [40], window=(0, 0))
+        assert many.shape == (1, 4, 20, DIM)
+    assert_same_bits(*results)
+
+
+@pytest.mark.parametrize("cut", [np.s_[:, :, ::2], np.s_[::-1, :, :DIM], np.s_[:, ::-1, :DIM]], ids=str)
+def test_tokens_on_any_strides(machine, rng, cut):
+    """Rows with gaps and rows in reverse, on the host and on the device."""
+    x, slots = normal(rng, 9, HEADS, 2 * DIM), np.arange(9)[::-1].copy()
+    caches = [ptxrt.KVCache(2, 8, HEADS, DIM) for _ in range(3)]
+    plain = np.ascontiguousarray(x[cut])
+    for cache, part in zip(caches, (plain, x[cut], ptxrt.to_device(x)[cut])):
+        cache.append(part, part, slots)
+    table = np.array([[0, 1]], np.int32)
+    want, *others = ([y.to_numpy() if hasattr(y, "to_numpy") else y for y in c.read(table, [9])] for c in caches)
+    for got in others:
+        assert_same_bits(got[0], want[0])
+        assert_same_bits(got[1], want[1])
+
+
+def test_sequences_without_pages(machine, rng):
+    """`block_table_from_csr` of empty sequences: outputs are 0, an lse is -inf, and no position has a slot."""
+    cache, table = ptxrt.KVCache(4, 8, HEADS, DIM), ptxrt.block_table_from_csr([0, 0, 0], [])
+    assert table.shape == (2, 0)
+    for queries in (1, 20):
+        out, lse = ptxrt.attention_paged(normal(rng, 2, 4, queries, DIM), cache, table, [0, 0], return_lse=True)
+        assert not out.any() and (lse == -np.inf).all()
+    sinks = np.zeros(4, np.float32)
+    _, lse = ptxrt.attention_paged(normal(rng, 2, 4, 1, DIM), cache, table, [0, 0], return_lse=True, sinks=sinks)
+    assert (lse == 0).all()
+    for tables in (table, ptxrt.to_device(table)):
+        slots = ptxrt.slots_of(tables, [0, 1, 1], [0, 0, 3], 8)
+        slots = slots if isinstance(slots, np.ndarray) else slots.to_numpy()
+        np.testing.assert_array_equal(slots, [-1, -1, -1])
+
+
 def test_wrong_calls_of_attention(emulator, rng):
     cache, q = ptxrt.KVCache(4, 8, HEADS, DIM), normal(rng, 1, 4, 1, DIM)
     table, call = np.zeros((1, 2), np.int32), ptxrt.attention_paged
@@ -935,3 +1009,6 @@ def test_wrong_calls_of_attention(emulator, rng):
     plain = ptxrt.KVCache(4, 8, HEADS, DIM, format="bf16")
     inside = plain.k.reshape(4, HEADS * 8, 1, DIM)[:1, :4]
     wrong(lambda: call(ptxrt.to_device(q), plain, table, [5], out=inside), "out and k of the cache overlap")
+    mean = ptxrt.to_device(np.zeros((HEADS, DIM), np.float32))
+    less, out = ptxrt.KVCache(4, 8, HEADS, DIM, k_mean=mean), mean.view(BF16).reshape(1, 4, 1, DIM)
+    wrong(lambda: call(ptxrt.to_device(q), less, table, [5], out=out), "out and k_mean of the cache overlap")

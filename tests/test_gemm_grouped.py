@@ -81,6 +81,21 @@ def test_gates_of_groups_end_in_whole_blocks(text_machine, cols, format, rule, s
     np.testing.assert_array_equal(alone.codes, got.codes[: sizes[0]])
 
 
+def test_a_global_scale_for_each_group(text_machine):
+    """Given in any form of floats, with the format or with `out`."""
+    a, b, starts = operand("bf16", 6, 64), operand("bf16", 2, 32, 64, seed=1), [0, 2, 6]
+    want = ptxrt.matmul_grouped(a, b, starts, out_format="nvfp4", out_global_scale=np.array([0.5, 0.25], np.float32))
+    alone = ptxrt.matmul(a[2:], b[1], out_format="nvfp4", out_global_scale=0.25)
+    np.testing.assert_array_equal(want.codes[2:], alone.codes)
+    for given in ([0.5, 0.25], np.array([0.5, 0.25])):
+        got = ptxrt.matmul_grouped(a, b, starts, out_format="nvfp4", out_global_scale=given)
+        np.testing.assert_array_equal(got.codes, want.codes)
+        out = ptxrt.quantize(np.zeros((6, 32), np.float32), "nvfp4", global_scale=1.0)
+        ptxrt.matmul_grouped(a, b, starts, out=out, out_global_scale=given)
+        np.testing.assert_array_equal(out.codes, want.codes)
+        np.testing.assert_array_equal(out.scales.view(np.uint8), want.scales.view(np.uint8))
+
+
 @pytest.mark.parametrize("scale_layout", ["linear", "128x4"])
 def test_gates_of_groups_on_the_device(text_machine, scale_layout):
     """Rows behind the last group become zeros, and nothing that was not written is read."""
@@ -260,6 +275,12 @@ def test_padding_alone_adds_up_to_zeros(emulator, rows):
     assert got.dtype == BF16 and got.shape == (4, 8) and not got.any()
 
 
+def test_interleaved_rows_on_the_device(machine):
+    gate, up = operand("bf16", 2, 5, 16), operand("bf16", 2, 5, 16, seed=1)
+    got = ptxrt.interleave_rows(ptxrt.to_device(gate), ptxrt.to_device(up))
+    np.testing.assert_array_equal(got.to_numpy(), ptxrt.interleave_rows(gate, up))
+
+
 def test_interleaved_rows_of_quantized_weights():
     gate, up = (np.random.default_rng(i).standard_normal((40, 64)).astype(np.float32) for i in range(2))
     for layout in ("linear", "128x4"):
@@ -286,6 +307,13 @@ IDS = np.zeros((4, 2), np.int32)
         ("rows go from", lambda: ptxrt.matmul_grouped(A, W, [0, 1, 1, 2], rows=[0, 6])),
         ("pass a \\[T, K\\]", lambda: ptxrt.matmul_grouped(A, W[0], [0, 6])),
         ("alpha is", lambda: ptxrt.matmul_grouped(A, W, [0, 1, 1, 6], alpha=np.ones(2, np.float32))),
+        ("alpha is", lambda: ptxrt.matmul_grouped(A, W, [0, 1, 1, 6], alpha=np.array([1, 1e300, 1]))),
+        ("numbers of 32 bits", lambda: ptxrt.matmul_grouped(A, W, np.array([2**32, 2, 4, 6]))),
+        ("numbers of 32 bits", lambda: ptxrt.matmul_grouped(A, W, [0, 1, 1, 2], rows=np.array([0, 2**32 + 5]))),
+        (
+            r"out_global_scale is float32 \[2\]; pass one number, or float32 \[3\]",
+            lambda: ptxrt.matmul_grouped(A, W, [0, 2, 4, 6], out_format="nvfp4", out_global_scale=[0.5, 1.0]),
+        ),
         ("there are 3 experts", lambda: ptxrt.route(IDS + 3, 3)),
         ("experts is 0", lambda: ptxrt.route(IDS, 0)),
         ("pass whole numbers", lambda: ptxrt.route(IDS.astype(np.float32), 3)),

@@ -511,6 +511,19 @@ def test_imported_values_with_scales_along_the_keys(machine, rng, format, keys):
     np.testing.assert_array_equal(np.asarray(values), np.asarray(rows).astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
+@pytest.mark.parametrize("role", ["q", "v"])
+def test_imports_of_strided_codes_can_be_captured(emulator, rng, role):
+    """[B, S, H, bytes] seen as [B, H, S, bytes]: copied on the device."""
+    x = rng.standard_normal((1, 70, 2, 64), dtype=np.float32)
+    plain = ptxrt.quantize(x, "mxfp8")
+    codes, scales = (ptxrt.to_device(a.view(np.uint8)).transpose(0, 2, 1, 3) for a in (plain.codes, plain.scales))
+    want = ptxrt.Operand.of(codes, scales, format="mxfp8", role=role)  # also loads modules
+    with ptxrt.graph() as graph:
+        got = ptxrt.Operand.of(codes, scales, format="mxfp8", role=role)
+    graph.launch()
+    np.testing.assert_array_equal(np.asarray(got.to_numpy()), np.asarray(want.to_numpy()))
+
+
 def test_wrong_imports(emulator):
     codes, scales = np.zeros((1, 2, 70, 64), np.uint8), np.zeros((1, 2, 70, 2), np.uint8)
     of = ptxrt.Operand.of
@@ -531,6 +544,12 @@ def test_wrong_imports(emulator):
             "codes .* have 70 values along axis -2, no multiple of 32",
         ),
         (lambda: of(codes, scales, format="mxfp8", role="k", global_scale=2.0), "mxfp8 has none"),
+        *(
+            (lambda role=role, bad=bad: of(codes, format="nvfp4", role=role, global_scale=bad), "global_scale is")
+            for role in "qkv"
+            for bad in (-1.0, 0.0, np.nan, np.inf)
+        ),
+        (lambda: of(codes, format="nvfp4", role="v", global_scale="a"), "global_scale is a string"),
         (lambda: of(ptxrt.to_device(codes), scales, format="mxfp8", role="k"), "on different machines"),
     ]:
         with pytest.raises(ptxrt.ArgumentError, match=words):

@@ -76,6 +76,6 @@ def print_entry(row: dict, speeds: dict) -> None:
             f"{100 * speed.share:.0f} % of {speed.peak:.0f}; "
             f"{speed.instructions} instructions; cycles of a warp's trip: {pipes}"
         )
-    for title in ("launches", "doubts"):
+    for title, word in (("launches", "launch"), ("doubts", "doubt")):
         for name, value in row.get(title, {}).items():
-            click.echo(f"  {title[:-1]:8} {name:24} {value:7.0f} {next(iter(speeds.values())).unit}")
+            click.echo(f"  {word:8} {name:24} {value:7.0f} {next(iter(speeds.values())).unit}")

@@ -173,13 +173,12 @@ def append_qkv(
     slots = place.put(slots)
     options |= {key: as_vector(w, place, f32) for key, w in weights.items()}
     options |= _cache_options(cache)
-    if tokens > 1:
-        options["claims"] = cache.claimed(slots, stream)
     room = room_for(kernel.name, q.dtype.itemsize, place.backend.multiprocessors)
     options["grid"] = max(qkv_blocks(tokens, int(heads) + 2 * cache.heads, dim, room), 1)
     if ending is None:
         out = place.empty(shape, format_of(q.dtype))
-        kernel(*rows.values(), table, positions, slots, out=out, **options, stream=stream)
+        with cache.claimed(slots, stream) as claims:
+            kernel(*rows.values(), table, positions, slots, claims=claims, out=out, **options, stream=stream)
         return place.back(out)
     level = ending.level(place)
     layout = ending.layout
@@ -190,7 +189,8 @@ def append_qkv(
     if level is not None:
         options["out_global"] = level.reshape(1)
     if tokens:
-        kernel(*rows.values(), table, positions, slots, **options, stream=stream)
+        with cache.claimed(slots, stream) as claims:
+            kernel(*rows.values(), table, positions, slots, claims=claims, **options, stream=stream)
     return _operand(place, codes, scales, level, ending, shape)
 
 

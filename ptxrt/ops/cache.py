@@ -4,6 +4,8 @@ them."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -47,7 +49,8 @@ class KVCache:
         format_v: The format of values; None is format. All pairs work, except that f16 needs nvfp4 or f16 beside it,
             and that 16 bits beside a block format need head dimensions up to 128.
         k_global: Factor of codes times scales of keys, above 0: a number, one for each head, or float32 on the device,
-            whose values are not checked. Other quantizers may expect the reciprocal 1 / g.
+            one or one for each head, whose values are not checked. A single one on the device is read when the cache is
+            made. Other quantizers may expect the reciprocal 1 / g.
         v_global: The same for values.
         k_mean: Floats [heads, dim], subtracted from keys before they are quantized. It is fixed before the first key is
             written. Scores are those of the original keys.
@@ -249,19 +252,20 @@ class KVCache:
                 )
             if isinstance(mean, DeviceArray):
                 if mean.dtype != np.float32 or mean.backend is not backend or not mean.is_contiguous:
+                    order = "" if mean.is_contiguous else f" with strides of {list(mean.strides)} bytes"
+                    received = f"{mean.dtype}{order} on {mean.backend.describe()}"
                     raise ArgumentError(
-                        f"{function}: k_mean is {mean!r}; pass float32 in row-major order, on the cache's device"
+                        f"{function}: k_mean is {received}; pass float32 in row-major order on {backend.describe()}"
                     )
                 self.k_mean = mean
             else:
                 self.k_mean = upload(backend, np.asarray(mean, np.float32))
-        claims = empty((self.pages * self.page_size,), np.float32, device=backend.ordinal)
-        fill_f32(x=claims, value=float(np.int32(UNCLAIMED).view(np.float32)))
-        self._claims = claims.view(np.int32)
+        self._claims = empty((self.pages * self.page_size,), np.int32, device=backend.ordinal)
+        _reset_claims(self._claims)
         arrivals = empty((ARRIVALS,), np.float32, device=backend.ordinal)
         fill_f32(x=arrivals, value=0.0)
         self._arrivals = arrivals.view(np.int32)
-        for array in (claims, arrivals):
+        for array in (self._claims, arrivals):
             backend.restore_after_faults(array.memory)
 
     def _levels(self, function: str, name: str, value, backend) -> DeviceArray | None:
@@ -274,8 +278,10 @@ class KVCache:
             )
         if isinstance(level, DeviceArray):
             if level.dtype != np.float32 or level.backend is not backend:
-                raise ArgumentError(f"{function}: {name} is {level!r}; pass float32 on the cache's device")
-            return level if tuple(level.shape) == (self.heads,) else level.reshape(1).broadcast_to((self.heads,))
+                received = f"{level.dtype} {list(level.shape)} on {level.backend.describe()}"
+                raise ArgumentError(f"{function}: {name} is {received}; pass float32 on {backend.describe()}")
+            of_heads = level.broadcast_to((self.heads,))
+            return of_heads if of_heads.is_contiguous else of_heads.copy()
         with np.errstate(over="ignore"):
             level = np.broadcast_to(np.asarray(level, np.float32).reshape(-1), (self.heads,))
         if not (np.isfinite(level) & (level > 0)).all():
@@ -359,6 +365,12 @@ class KVCache:
             self._here("append", name, x, stream)
             for name, x in (("k", where["k"]), ("v", where["v"]), ("slots", slots))
         )
+        if self.format != self.format_v:  # two launches: the second must not be refused
+            for name, x in (("k", k), ("v", v)):
+                if shared := overlapping(self, x):
+                    raise ArgumentError(
+                        f"append: {name} and {shared} of the cache overlap in memory; pass a copy of {name}"
+                    )
         sides = {}
         for name, x in (("k", k), ("v", v)):
             x = with_whole_rows(x, stream)
@@ -370,10 +382,10 @@ class KVCache:
             side[f"{name}_global"] = self.k_global if name == "k" else self.v_global
             sides.setdefault(format, {}).update(side)
         sides[self.format]["k_mean"] = self.k_mean
-        claims = self.claimed(slots, stream) if tokens > 1 else None
-        for format, arguments in sides.items():
-            kernel, last = APPEND["bf16" if format in _PLAIN else format], format == self.format_v
-            kernel(slots, claims, **arguments, release=int(last), stream=stream)
+        with self.claimed(slots, stream) as claims:
+            for format, arguments in sides.items():
+                kernel, last = APPEND["bf16" if format in _PLAIN else format], format == self.format_v
+                kernel(slots, claims, **arguments, release=int(last), stream=stream)
 
     def check_writeable(self, function: str) -> None:
         """Raise ArgumentError if an array of the cache is read-only."""
@@ -382,11 +394,20 @@ class KVCache:
                 received = f"{name} of the cache is read-only"
                 raise ArgumentError(f"{function}: {received}; make it over memory that can be written")
 
-    def claimed(self, slots: DeviceArray, stream) -> DeviceArray:
-        """Launch `claim_slots` for slots on the device and return the claims; the kernel that writes the tokens resets
-        them."""
+    @contextmanager
+    def claimed(self, slots: DeviceArray, stream) -> Iterator[DeviceArray | None]:
+        """Launch `claim_slots` for slots on the device and yield the claims, which the kernel that writes the tokens
+        resets; None for a single token. If the body fails, all claims are reset: tokens of later calls would lose their
+        slots to tokens that were not written."""
+        if slots.shape[0] == 1:
+            yield None
+            return
         claim_slots(slots, self._claims, stream=stream)
-        return self._claims
+        try:
+            yield self._claims
+        except BaseException:
+            _reset_claims(self._claims, stream)
+            raise
 
     def _here(self, function: str, name: str, x, stream) -> DeviceArray:
         """Return an array on the cache's device; ArgumentError if it is on another device."""
@@ -521,9 +542,15 @@ def as_bytes(x: DeviceArray) -> DeviceArray:
     return DeviceArray(x.memory, x.address, shape, np.uint8, strides, x.writeable)
 
 
+def _reset_claims(claims: DeviceArray, stream=None) -> None:
+    """Make all slots free."""
+    fill_f32(x=claims.view(np.float32), value=float(np.int32(UNCLAIMED).view(np.float32)), stream=stream)
+
+
 def overlapping(cache: KVCache, x: DeviceArray) -> str | None:
     """Return the name of the cache's array that shares memory with x, or None."""
-    for name, mine in cache.arrays.items():
+    held = dict(cache.arrays, k_mean=cache.k_mean, k_global=cache.k_global, v_global=cache.v_global)
+    for name, mine in held.items():
         if (
             mine is not None
             and mine.backend is x.backend
@@ -655,4 +682,12 @@ def slots_of(
     arrays = (table, ids, places)
     if any(isinstance(x, DeviceArray) for x in arrays):
         arrays = tuple(to_device(x, stream=stream) for x in arrays)
+    if not table.shape[1]:  # no position is in the table
+        return _slots_outside(ids.shape[0], next((x for x in arrays if isinstance(x, DeviceArray)), None), stream)
     return find_slots(*arrays, page=int(page_size), stream=stream)
+
+
+def _slots_outside(tokens: int, beside: DeviceArray | None, stream):
+    """Return as many slots of -1, on the host, or on the device of an array."""
+    slots = np.full(tokens, -1, np.int64)
+    return slots if beside is None else upload(beside.backend, slots, stream)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ..array import DeviceArray
+from ..array import DeviceArray, empty
 from ..errors import ArgumentError
 from ..formats import FORMATS, bf16, f32, format_of
 from ..kernel import Kernel
@@ -319,13 +319,16 @@ def matmul_grouped(
 @overload
 def interleave_rows(gate: HostArray, up: HostArray) -> HostArray: ...
 @overload
+def interleave_rows(gate: DeviceArray, up: DeviceArray) -> DeviceArray: ...
+@overload
 def interleave_rows(gate: QuantizedArray, up: QuantizedArray) -> QuantizedArray: ...
-def interleave_rows(gate: HostArray | QuantizedArray, up: HostArray | QuantizedArray) -> Any:
+def interleave_rows(gate: Array | QuantizedArray, up: Array | QuantizedArray) -> Any:
     """Interleave the rows of two weights, gate i in row 2 i and up i in row 2 i + 1, as activation="swiglu" takes them.
 
     Args:
-        gate: A NumPy array [.., N, K], or a QuantizedArray of NumPy arrays with axis -1.
+        gate: An array [.., N, K], or a QuantizedArray of NumPy arrays with axis -1.
         up: The same, with gate's shape and dtype, or its format and layout; nvfp4 needs one global scale for both.
+            Device arrays are of one device, and the result stays there.
 
     Returns:
         [.., 2 N, K]; scales keep their layout.
@@ -351,16 +354,23 @@ def interleave_rows(gate: HostArray | QuantizedArray, up: HostArray | QuantizedA
         fields = dict(format=gate.format, shape=shape, scale_layout=gate.scale_layout, global_scale=gate.global_scale)
         layout = layout_of("interleave_rows", gate.layout.format, shape, -1, gate.scale_layout)
         return QuantizedArray(_in_turn(*codes), layout.stored_scales(_in_turn(*linear)), **fields)
-    whole = all(isinstance(x, np.ndarray) and x.ndim >= 2 for x in (gate, up))
-    if not whole or gate.shape != up.shape or gate.dtype != up.dtype:
+    one_side = any(all(isinstance(x, side) for x in (gate, up)) for side in (np.ndarray, DeviceArray))
+    if not one_side or len(gate.shape) < 2 or tuple(gate.shape) != tuple(up.shape) or gate.dtype != up.dtype:
         received = " and ".join(
             f"{getattr(x, 'dtype', type(x).__name__)} {list(getattr(x, 'shape', ()))}" for x in (gate, up)
         )
         raise ArgumentError(
-            f"interleave_rows: {received} came; pass two NumPy arrays [.., N, K] of one shape and dtype, or two "
-            "QuantizedArrays"
+            f"interleave_rows: {received} came; pass two arrays [.., N, K] of one shape and dtype, both on the host or "
+            "both on the device, or two QuantizedArrays on the host"
         )
-    return _in_turn(gate, up)
+    if isinstance(gate, np.ndarray):
+        return _in_turn(gate, up)
+    if gate.backend is not up.backend:
+        where = f"gate is on {gate.backend.describe()}, up on {up.backend.describe()}"
+        raise ArgumentError(f"interleave_rows: {where}; bring both to one device")
+    both = empty((*gate.shape[:-2], 2 * gate.shape[-2], gate.shape[-1]), gate.dtype, device=gate.device)
+    both[..., 0::2, :], both[..., 1::2, :] = gate, up
+    return both
 
 
 def _in_turn(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -485,6 +495,11 @@ def _loaded(x: Operand, call: Call, place: Place) -> _Floats | _Blocks:
         codes = values.codes.view(np.uint8).reshape(
             int(np.prod(values.shape[:-2])), values.shape[-2], values.layout.code_bytes
         )
+        if codes.address % 16 or any(stride % 16 for stride in codes.strides[:-1] if not codes.shape[-1] % 16):
+            codes = codes.copy(stream=place.stream)
+        if not values.scales.is_contiguous:
+            arrays = dict(values.arrays, scales=values.scales.copy(stream=place.stream))
+            values = values.with_arrays(arrays)
         rest = -codes.shape[-1] % 16
         if rest and codes.size:
             wide = place.empty((codes.shape[0] * codes.shape[1], codes.shape[2] + rest), FORMATS["u8"])

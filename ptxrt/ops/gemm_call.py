@@ -122,7 +122,7 @@ def gemm_call(
             )
         b = b.transpose(*range(len(b.shape) - 2), -1 % len(b.shape), -2 % len(b.shape))
     formats = _format_of("a", a, a_format, products), _format_of("b", b, b_format, products)
-    check_pair(products, *formats)
+    check_pair(products, *formats, held=(isinstance(_held(a), QuantizedArray), isinstance(_held(b), QuantizedArray)))
     a = _operand("a", a, formats[0], a_scale_rule, a_global_scale)
     b = _operand("b", b, formats[1], b_scale_rule, b_global_scale)
     (*batch_a, rows, depth), (*batch_b, cols, depth_b) = a.values.shape, b.values.shape
@@ -222,11 +222,21 @@ def _format_of(name: str, x, asked, products) -> str:
     return asked or member.name
 
 
-def check_pair(products, a: str, b: str) -> None:
-    """Raise ArgumentError for a pair of formats without a kernel; the message names the nearest pair."""
+def check_pair(products, a: str, b: str, held: tuple[bool, bool] = (False, False)) -> None:
+    """Raise ArgumentError for a pair of formats without a kernel; the message names the nearest pair.
+
+    held: whether each operand is quantized already, so that its format stays.
+    """
     if (a, b) in products:
         return
-    nearest = max(products, key=lambda pair: (pair[0] == a) + (pair[1] == b))
+
+    def nearness(pair: tuple[str, str]) -> int:
+        found = 0
+        for ours, asked, stays in zip(pair, (a, b), held):
+            found += (8 if stays else 2) * (ours == asked) + ((ours in BLOCK_FORMATS) == (asked in BLOCK_FORMATS))
+        return found
+
+    nearest = max(products, key=nearness)
     why = ""
     if "nvfp4" in (a, b) and any(name.startswith("mx") for name in (a, b)):
         why = ": scales of nvfp4 and of the MX formats are of other kinds and lengths"
@@ -387,6 +397,9 @@ def grouped_call(products, a, b, starts, order, *, alpha, bias, out_format, out_
     alphas = None
     if not _is_finite(alpha):
         (alphas,) = as_arrays("matmul_grouped", alpha=alpha)
+        if isinstance(alphas, np.ndarray) and alphas.dtype.kind == "f":
+            with np.errstate(over="ignore"):
+                alphas = alphas.astype(np.float32)
         finite = not isinstance(alphas, np.ndarray) or (alphas.dtype.kind == "f" and np.isfinite(alphas).all())
         if (
             tuple(alphas.shape) != (groups,)
@@ -394,11 +407,20 @@ def grouped_call(products, a, b, starts, order, *, alpha, bias, out_format, out_
             or (not isinstance(alphas, np.ndarray) and alphas.dtype != np.float32)
         ):
             raise ArgumentError(f"matmul_grouped: alpha is {alpha!r}; pass a finite number, or float32 [{groups}]")
-        alphas, alpha = alphas.astype(np.float32) if isinstance(alphas, np.ndarray) else alphas, 1.0
+        alpha = 1.0
     levels = None
-    if out_global_scale is not None and out_format == "nvfp4":
+    into_nvfp4 = out_format == "nvfp4" or getattr(options.get("out"), "format", None) == "nvfp4"
+    if out_global_scale is not None and into_nvfp4:
         (array,) = as_arrays("matmul_grouped", out_global_scale=out_global_scale)
-        if tuple(array.shape) == (groups,) and array.dtype == np.float32 and groups > 1:
+        if isinstance(array, np.ndarray) and array.dtype.kind == "f":
+            with np.errstate(over="ignore", under="ignore"):
+                array = array.astype(np.float32)
+        if array.shape and array.size != 1:
+            if tuple(array.shape) != (groups,) or array.dtype != np.float32:
+                raise ArgumentError(
+                    f"matmul_grouped: out_global_scale is {array.dtype} {list(array.shape)}; pass one number, or "
+                    f"float32 [{groups}]"
+                )
             if isinstance(array, np.ndarray) and not ((array > 0) & np.isfinite(array)).all():
                 raise ArgumentError("matmul_grouped: out_global_scale holds what is not positive and finite")
             levels, out_global_scale = array, 1.0
@@ -451,4 +473,8 @@ def _whole_numbers(name: str, x, shape):
     if len(x.shape) != 1 or not fits or (shape and tuple(x.shape) != shape):
         expected = f"int32 {list(shape)}" if shape else "int32 of one axis"
         raise ArgumentError(f"matmul_grouped: {name} are {x.dtype} {list(x.shape)}; pass {expected}")
-    return x.astype(np.int32) if isinstance(x, np.ndarray) else x
+    if not isinstance(x, np.ndarray):
+        return x
+    if x.size and not (-(2**31) <= int(x.min()) and int(x.max()) < 2**31):
+        raise ArgumentError(f"matmul_grouped: {name} go from {x.min()} to {x.max()}; pass numbers of 32 bits")
+    return x.astype(np.int32)

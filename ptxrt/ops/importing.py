@@ -12,6 +12,7 @@ from ..errors import ArgumentError
 from ..formats import bf16, i32, u8
 from ..kernel import kernel
 from ..tiles import TILE_KEYS, TileLayout, tile_layout, tiles_of
+from .quantized import checked_global_scale
 from .quantizers import DEQUANTIZE
 from .scales import fill_f32
 
@@ -133,9 +134,11 @@ def operand_of(made: type, codes, scales, format, role, axis, global_scale, dim,
             f"{list(expected)}"
         )
     shape, on_host = (batch, heads, length, cols), sides == {False}
-    level = 1.0 if block.two_level and global_scale is None else global_scale
     if global_scale is not None and not block.two_level:
         raise ArgumentError(f"{function}: global_scale is {global_scale!r}; {format} has none")
+    level = global_scale if global_scale is None else checked_global_scale(function, global_scale)
+    if block.two_level and level is None:
+        level = 1.0
     device = {name: to_device(x, stream=stream).view(np.uint8) for name, x in arrays.items()}
     backend = device["codes"].backend
     if role == "q" or (role == "v" and not along_keys):
@@ -163,9 +166,7 @@ def operand_of(made: type, codes, scales, format, role, axis, global_scale, dim,
 
 def _row_major(x: DeviceArray, stream) -> DeviceArray:
     """Return x, or a copy of it in row-major order."""
-    if x.is_contiguous:
-        return x
-    return upload(x.backend, x.to_numpy(stream=stream), stream)
+    return x if x.is_contiguous else x.copy(stream=stream)
 
 
 def _filled(backend, shape: tuple[int, ...], byte: int, stream) -> DeviceArray:
@@ -179,4 +180,4 @@ def _filled(backend, shape: tuple[int, ...], byte: int, stream) -> DeviceArray:
 
 def _scalar(backend, level: Any, stream) -> DeviceArray:
     """Copy a global scale to the device as float32 [1]."""
-    return level.reshape(1) if isinstance(level, DeviceArray) else upload(backend, np.float32([level]), stream)
+    return level.reshape(1) if isinstance(level, DeviceArray) else upload(backend, np.float32(level).reshape(1), stream)

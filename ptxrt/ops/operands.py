@@ -601,8 +601,9 @@ def shown(numbers) -> str:
 
 
 def with_whole_rows(x: DeviceArray, stream) -> DeviceArray:
-    """Return x, or a copy if its rows have gaps."""
-    return x if x.shape[-1] == 1 or x.strides[-1] == x.dtype.itemsize else _copied(x, stream)
+    """Return x, or a copy if its rows have gaps or strides are negative."""
+    whole = x.shape[-1] == 1 or x.strides[-1] == x.dtype.itemsize
+    return x if whole and min(x.strides) >= 0 else x.copy(stream=stream)
 
 
 def _contiguous(x: DeviceArray, stream) -> DeviceArray:

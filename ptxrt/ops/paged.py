@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -382,6 +382,9 @@ def _run(call: _Paged, stream) -> tuple:
         figures = {name: place.empty((batch, heads, queries), f32) for name in ("merged_max", "merged_sum")}
 
     q = place.put(call.q)
+    if not call.table.shape[1] and call.table.shape[0]:  # no keys: a page that no length reaches
+        pages = np.zeros((call.table.shape[0], 1), np.int32)
+        call = replace(call, table=pages if isinstance(call.table, np.ndarray) else place.put(pages))
     if 0 not in (*rows, call.table.shape[0]):
         options = _options(call, place, q)
         _attend(call, place, _multiplied(call, place, q), options, rows, target, figures)

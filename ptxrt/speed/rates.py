@@ -143,7 +143,9 @@ _BLACKWELL = (
     MmaRate(r"OMMA\.SF\.16864", 16, "[paper] [mmapeak] [ptxas] MXFP4 and NVFP4"),
 )
 _HOPPER = (
-    MmaRate(r"HMMA\.16816", 6.5, "[H200] mma.sync reaches 0.62 of the tensor cores' peak of 4 cycles"),
+    MmaRate(
+        r"HMMA\.16816", 6.5, "[usual] 0.62 of the peak of 4 cycles; [ptxas] 6; [H200] 7.25, if it runs at 1.83 GHz"
+    ),
     MmaRate(r"HMMA\.1688", 3.25, "half of 16816"),
     MmaRate(r"[IQ]MMA\.16832", 6.5, "as HMMA.16816"),
 )
@@ -180,25 +182,30 @@ def mma_cycles(opcode: str, card: Card) -> float:
 @dataclass(frozen=True)
 class Rate:
     """The rate of instructions with these stems. Cycles of 0 mean by bytes: 128 per clock and
-    multiprocessor [usual]."""
+    multiprocessor [usual]. hopper: the cycles on sm_90, if they are others."""
 
     stems: str
     kind: str
     pipe: str
     cycles: float
     source: str
+    hopper: float | None = None
+
+    def cycles_on(self, target: str) -> float:
+        """Return the cycles on a target."""
+        return self.hopper if self.hopper is not None and target == "sm_90" else self.cycles
 
 
 RATES = (
     Rate("FADD FMUL FFMA FSWZADD", "float", "FMA", 1, "[guide] [ptxas] 128 per clock"),
     Rate("HADD2 HMUL2 HFMA2", "half", "FMA", 2, "[guide] [ptxas] 64"),
-    Rate("FMNMX FMNMX3 HMNMX2", "extreme", "ALU", 2, "[guide] 64; ptxas spaces them 1 apart on sm_120"),
+    Rate("FMNMX FMNMX3 HMNMX2", "extreme", "ALU", 2, "[guide] 64; [ptxas] 1 apart on sm_120, 2 on sm_90"),
     Rate("FSETP FSET FSEL FCHK HSETP2", "select", "ALU", 2, "[guide] 64"),
     Rate("F2FP I2FP F2IP", "convert", "ALU", 2, "[ptxas] fixed latency, 2 apart"),
     Rate("MUFU", "special", "XU", 8, "[guide] 16"),
     Rate("F2F F2I I2F FRND POPC FLO BREV", "convert slowly", "XU", 8, "[guide] 16"),
     Rate("IMAD IDP", "integer", "FMA", 2, "[guide] [ptxas] 64"),
-    Rate("IADD3 IADD VIADD VIADDMNMX VIMNMX VIMNMX3 IMNMX", "integer", "ALU", 1, "[guide] 128 on 12.0"),
+    Rate("IADD3 IADD VIADD VIADDMNMX VIMNMX VIMNMX3 IMNMX", "integer", "ALU", 1, "[guide] 128 on 12.0, 64 on 9.0", 2),
     Rate(
         "LOP3 SHF PRMT LEA ISETP SEL IABS BMSK SGXT LOP PLOP3 VOTE P2R R2P CS2R VABSDIFF",
         "integer",
@@ -307,5 +314,5 @@ def cycles_of(opcode: str, card: Card, guard: str = "") -> float:
     if rate is MMA:
         return mma_cycles(opcode, card)
     if rate.cycles:
-        return rate.cycles
+        return rate.cycles_on(card.target)
     return 4 * max(1.0, warp_bytes(opcode) / 128)
