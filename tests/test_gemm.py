@@ -219,11 +219,19 @@ def test_what_is_not_finite_stays_in_its_row_and_column(text_machine):
 def test_any_sizes(data):
     rows, cols, depth = (data.draw(st.integers(1, 150)) for _ in range(3))
     dtype = data.draw(st.sampled_from([BF16, np.float16]))
-    a, b = integers(rows, depth, dtype=dtype), integers(cols, depth, dtype=dtype, seed=1)
+    kept = [tuple(slice(gap, None, data.draw(st.sampled_from([1, 2, 3]))) for gap in (0, 1)) for _ in "ab"]
+    a, b = (
+        integers(3 * n, 3 * depth + 1, dtype=dtype, seed=seed)[part][:n, :depth]
+        for seed, (n, part) in enumerate(zip((rows, cols), kept))
+    )
     with ptxrt.using("emulator", ptx=data.draw(st.sampled_from(["native", "portable"]))):
-        np.testing.assert_array_equal(
-            ptxrt.matmul(a, b, out_dtype=np.float32), a.astype(np.float32) @ b.astype(np.float32).T
-        )
+        want = a.astype(np.float32) @ b.astype(np.float32).T
+        np.testing.assert_array_equal(ptxrt.matmul(a, b, out_dtype=np.float32), want)
+        wide = [
+            ptxrt.to_device(integers(3 * n, 3 * depth + 1, dtype=dtype, seed=seed))[part][:n, :depth]
+            for seed, (n, part) in enumerate(zip((rows, cols), kept))
+        ]
+        np.testing.assert_array_equal(ptxrt.matmul(*wide, out_dtype=np.float32).to_numpy(), want)
 
 
 @pytest.mark.parametrize("dtype", [BF16, np.float16])

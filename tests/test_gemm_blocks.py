@@ -40,18 +40,53 @@ def drawn(format, rows, depth, seed=0, layout="linear"):
     return ptxrt.quantize(x.astype(np.float32), format, scale_layout=layout, pad=True, **level)
 
 
-def unit(format, depth):
-    """The identity as an operand with scales of 1."""
-    eye = np.eye(depth, dtype=np.float32)
+def held(format, x):
+    """Values that the codes of a format hold, as an operand with scales of 1."""
     if format == "bf16":
-        return eye.astype(BF16)
+        return x.astype(BF16)
     block = BLOCK_FORMATS[format]
     codes, scales = (
-        pack(block.element.encode(eye), block.bits),
-        np.full((depth, depth // block.block), 0x38 if block.two_level else 0x7F, np.uint8),
+        pack(block.element.encode(x), block.bits),
+        np.full((x.shape[0], x.shape[1] // block.block), 0x38 if block.two_level else 0x7F, np.uint8),
     )
     level = dict(global_scale=1.0) if block.two_level else {}
-    return ptxrt.QuantizedArray(codes, scales, format=format, shape=(depth, depth), **level)
+    return ptxrt.QuantizedArray(codes, scales, format=format, shape=x.shape, **level)
+
+
+def unit(format, depth):
+    """The identity as an operand with scales of 1."""
+    return held(format, np.eye(depth, dtype=np.float32))
+
+
+@pytest.mark.parametrize("rows", [5, 50, 70])
+@pytest.mark.parametrize("pair", [("bf16", "bf16"), *PAIRS], ids="-".join)
+def test_integers_are_exact(text_machine, pair, rows):
+    """All sums are integers that float32 holds."""
+    rng = np.random.default_rng(rows)
+    a, b = (rng.choice(np.float32([-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6]), (n, 288)) for n in (rows, 72))
+    got = ptxrt.matmul(held(pair[0], a), held(pair[1], b), out_dtype=np.float32)
+    np.testing.assert_array_equal(got, a @ b.T)
+
+
+@pytest.mark.parametrize("depth", [48, 96, 80])
+@pytest.mark.parametrize("format", ["mxfp8", "mxfp4", "nvfp4"])
+def test_codes_and_scales_anywhere_on_the_device(machine, format, depth):
+    """Parts of a larger array that begin at any byte, and scales with gaps: as on the host."""
+    if depth % BLOCK_FORMATS[format].block:
+        pytest.skip("no whole blocks")
+    a, b = np.random.default_rng(0).standard_normal((5, depth)).astype(BF16), drawn(format, 3 * 7, depth)
+    codes, scales = (x.view(np.uint8).reshape(3, 7, -1) for x in (b.codes, b.scales))
+    fields = dict(format=format, shape=(7, depth), global_scale=b.global_scale)
+    wide = ptxrt.to_device(np.concatenate([scales, scales], axis=-1))[..., : scales.shape[-1]]
+    for part in range(3):
+        want = ptxrt.matmul(a, ptxrt.QuantizedArray(codes[part], scales[part], **fields), out_dtype=np.float32)
+        for placed in (ptxrt.to_device(scales), wide):
+            level = dict(fields)
+            if b.global_scale is not None:
+                level["global_scale"] = ptxrt.to_device(np.float32(b.global_scale))
+            given = ptxrt.QuantizedArray(ptxrt.to_device(codes)[part], placed[part], **level)
+            got = ptxrt.matmul(ptxrt.to_device(a), given, out_dtype=np.float32)
+            np.testing.assert_array_equal(got.to_numpy(), want)
 
 
 @pytest.mark.parametrize("layout", ["linear", "128x4"])
