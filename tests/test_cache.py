@@ -424,8 +424,13 @@ def test_few_and_many_queries_on_packed_operands(machine, rng, qk, pv):
 # Bits that do not depend on the call
 
 
-@pytest.mark.parametrize("format", ["bf16", "nvfp4"])
-@pytest.mark.parametrize("group", [1, 3, 8])
+@pytest.mark.parametrize(
+    "format, group",
+    [
+        *(("bf16", 1), ("bf16", 8), ("nvfp4", 3), ("nvfp4", 5), ("nvfp4", 8)),
+        *(("mxfp8", 2), ("mxfp8", 6), ("mxfp4", 4), ("mxfp4", 7)),
+    ],
+)
 def test_bits_depend_on_the_sequence_alone(machine, rng, format, group):
     """Splits, batch size and order, the placement of pages and the table's width do not matter; drafts equal single
     queries."""
