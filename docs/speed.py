@@ -234,6 +234,29 @@ not known.
     )
 
 
+def decoding_table(record: dict) -> str:
+    """Return the cycles of a tile of 64 keys of decoding from pages, beside the time of its bytes."""
+    card, rows = CARDS[CONSUMER[0]], []
+    for dim in (64, 128):
+        for held, format in enumerate(("bf16", "mxfp8", "mxfp4", "nvfp4"), start=1):
+            found = record["entries"].get(f"attention_one_dim{dim}_held{held}")
+            if found:
+                per_cycle = found["paths"]["plain"][0] * 1e12 / card.multiprocessors / card.hertz
+                cycles = 4 * 8 * 64 * dim / per_cycle
+                moved = 2 * 64 * dim * BYTES[format]
+                waits = moved / (card.memory_gb_per_s * 1e9 / card.multiprocessors / card.hertz)
+                rows.append(
+                    [format, str(dim), f"{cycles:.0f}", f"{moved:.0f}", f"{waits:.0f}", f"{100 * cycles / waits:.0f} %"]
+                )
+    return (
+        "## Decoding from pages on an RTX 5090\n\n"
+        "Cycles of a multiprocessor for a tile of 64 keys and up to eight rows: both products at the speed of the loop over "
+        "keys, and the time in which its share of the memory's 1792 GB/s brings the tile. The softmax of a tile adds some "
+        "hundred instructions. Decoding is bound by memory in every format.\n\n"
+        + table(["format", "dim", "cycles", "bytes", "cycles of its bytes", "share"], rows)
+    )
+
+
 def h200_table(record: dict) -> str:
     def row(name: str, found: dict, columns: tuple[str, ...]) -> list[str]:
         cells = [f"{found['measured']:.0f}"]
@@ -401,6 +424,7 @@ def page(record: dict) -> str:
         launch_table(record),
         sums_table(record),
         doubt_table(record),
+        decoding_table(record),
         h200_table(record),
         product_table(record),
         stream_table(record),
