@@ -906,6 +906,9 @@ def test_wrong_calls_of_the_cache(emulator, rng):
     lent = ptxrt.KVCache.over(cache.k, cache.k_scales, fixed, cache.v_scales, format="nvfp4")
     for call in (lambda: lent.append(k, k, [0, 1, 2]), lambda: lent.copy_pages([0], [1])):
         wrong(call, "v of the cache is read-only; make it over memory that can be written")
+    for tokens in ([9], [-1]):
+        wrong(lambda: cache.copy_pages([0], [1], tokens=tokens), "tokens is .*; a page has 0 to 8")
+    cache.append(k[:0], k[:0], [])
     wrong(lambda: cache.copy_pages([0], [4]), "targets is \\[4\\]; the cache has pages 0 to 3")
     wrong(
         lambda: cache.copy_pages([0, 1], [1, 2]),

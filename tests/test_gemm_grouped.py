@@ -81,6 +81,11 @@ def test_gates_of_groups_end_in_whole_blocks(text_machine, cols, format, rule, s
     np.testing.assert_array_equal(alone.codes, got.codes[: sizes[0]])
 
 
+def test_no_rows_of_any_group(emulator):
+    a, b = operand("bf16", 6, 64), operand("bf16", 2, 32, 64, seed=1)
+    assert ptxrt.matmul_grouped(a, b, [0, 0, 0], rows=[]).shape == (0, 32)
+
+
 def test_a_global_scale_for_each_group(text_machine):
     """Given in any form of floats, with the format or with `out`."""
     a, b, starts = operand("bf16", 6, 64), operand("bf16", 2, 32, 64, seed=1), [0, 2, 6]

@@ -354,7 +354,7 @@ class KVCache:
                     f"append: {name} is {x.dtype} {list(x.shape)}, slots {shown(where['slots'])}; pass {expected}"
                 )
         slots = where["slots"]
-        if isinstance(slots, np.ndarray) and slots.dtype.kind in "iu":
+        if isinstance(slots, np.ndarray) and (slots.dtype.kind in "iu" or not slots.size):
             slots = slots.astype(np.int64)
         if tokens is None or slots.dtype != np.int64:
             raise ArgumentError(f"append: slots {shown(slots)}; pass int64, one for each token of k and v")
@@ -434,8 +434,9 @@ class KVCache:
             sources: int32 [count]. Host arrays are checked: pages exist, no page is a target twice, and no page is both
                 a source and a target.
             targets: int32 [count].
-            tokens: int32 [count], how many tokens of each page are copied. None copies whole pages; for pages that are
-                not full, the emulator reports this as a read of memory that was never written.
+            tokens: int32 [count], how many tokens of each page are copied; a host array is checked. None copies whole
+                pages; for pages that are not full, the emulator reports this as a read of memory that was never
+                written.
             stream: A stream of the device; None is the library's own.
 
         Raises:
@@ -469,6 +470,8 @@ class KVCache:
                 raise ArgumentError(
                     f"copy_pages: tokens {shown(pair[2])}, sources {shown(pair[0])}; pass as many, int32 [count]"
                 )
+            if isinstance(pair[2], np.ndarray) and not (0 <= pair[2].min() and pair[2].max() <= self.page_size):
+                raise ArgumentError(f"copy_pages: tokens {shown(pair[2])}; a page has 0 to {self.page_size}")
         arrays = [self._here("copy_pages", name, x, stream) for name, x in zip(("sources", "targets", "tokens"), pair)]
         for x in self.arrays.values():
             if x is not None:

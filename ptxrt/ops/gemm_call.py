@@ -469,6 +469,8 @@ def _held(x):
 def _whole_numbers(name: str, x, shape):
     """Return int32 with one axis. Host arrays may have any integer type; device arrays must be int32."""
     (x,) = as_arrays("matmul_grouped", **{name: x})
+    if isinstance(x, np.ndarray) and not x.size:
+        x = x.astype(np.int32)  # also of an empty list
     fits = x.dtype == np.int32 if isinstance(x, DeviceArray) else x.dtype.kind in "iu"
     if len(x.shape) != 1 or not fits or (shape and tuple(x.shape) != shape):
         expected = f"int32 {list(shape)}" if shape else "int32 of one axis"
