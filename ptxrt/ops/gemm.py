@@ -495,12 +495,12 @@ def _loaded(x: Operand, call: Call, place: Place) -> _Floats | _Blocks:
         codes = values.codes.view(np.uint8).reshape(
             int(np.prod(values.shape[:-2])), values.shape[-2], values.layout.code_bytes
         )
-        if codes.address % 16 or any(stride % 16 for stride in codes.strides[:-1] if not codes.shape[-1] % 16):
+        rest = -codes.shape[-1] % 16
+        # Kernels load 16 bytes of a row at a time; rows of other widths are copied into wider ones below.
+        if codes.address % 16 or (not rest and any(stride % 16 for stride in codes.strides[:-1])):
             codes = codes.copy(stream=place.stream)
         if not values.scales.is_contiguous:
-            arrays = dict(values.arrays, scales=values.scales.copy(stream=place.stream))
-            values = values.with_arrays(arrays)
-        rest = -codes.shape[-1] % 16
+            values = values.with_arrays(dict(values.arrays, scales=values.scales.copy(stream=place.stream)))
         if rest and codes.size:
             wide = place.empty((codes.shape[0] * codes.shape[1], codes.shape[2] + rest), FORMATS["u8"])
             pad_last(
