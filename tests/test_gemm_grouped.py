@@ -313,8 +313,11 @@ IDS = np.zeros((4, 2), np.int32)
         ("pass a \\[T, K\\]", lambda: ptxrt.matmul_grouped(A, W[0], [0, 6])),
         ("alpha is", lambda: ptxrt.matmul_grouped(A, W, [0, 1, 1, 6], alpha=np.ones(2, np.float32))),
         ("alpha is", lambda: ptxrt.matmul_grouped(A, W, [0, 1, 1, 6], alpha=np.array([1, 1e300, 1]))),
-        ("numbers of 32 bits", lambda: ptxrt.matmul_grouped(A, W, np.array([2**32, 2, 4, 6]))),
-        ("numbers of 32 bits", lambda: ptxrt.matmul_grouped(A, W, [0, 1, 1, 2], rows=np.array([0, 2**32 + 5]))),
+        ("group_starts is int64 .*; pass int32", lambda: ptxrt.matmul_grouped(A, W, np.array([2**32, 2, 4, 6]))),
+        (
+            "rows is int64 .*; pass int32",
+            lambda: ptxrt.matmul_grouped(A, W, [0, 1, 1, 2], rows=np.array([0, 2**32 + 5])),
+        ),
         (
             r"out_global_scale is float32 \[2\]; pass one number, or float32 \[3\]",
             lambda: ptxrt.matmul_grouped(A, W, [0, 2, 4, 6], out_format="nvfp4", out_global_scale=[0.5, 1.0]),

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ..array import DeviceArray, as_arrays, as_output
+from ..array import as_arrays, as_output
 from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
 from ..formats import Format, bf16, format_of, to_convert
 from .attention_call import output_format
 from .gemm_kernels import ACTIVATIONS
-from .operands import operand_rule
+from .operands import operand_rule, whole_numbers
 from .outputs import Ending, check_out, checked_ending
 from .produce import checked_number, float_array
 from .quantize import given_global_scale, rule_number
@@ -468,15 +468,8 @@ def _held(x):
 
 def _whole_numbers(name: str, x, shape):
     """Return int32 with one axis. Host arrays may have any integer type; device arrays must be int32."""
-    (x,) = as_arrays("matmul_grouped", **{name: x})
-    if isinstance(x, np.ndarray) and not x.size:
-        x = x.astype(np.int32)  # also of an empty list
-    fits = x.dtype == np.int32 if isinstance(x, DeviceArray) else x.dtype.kind in "iu"
-    if len(x.shape) != 1 or not fits or (shape and tuple(x.shape) != shape):
-        expected = f"int32 {list(shape)}" if shape else "int32 of one axis"
-        raise ArgumentError(f"matmul_grouped: {name} are {x.dtype} {list(x.shape)}; pass {expected}")
-    if not isinstance(x, np.ndarray):
-        return x
-    if x.size and not (-(2**31) <= int(x.min()) and int(x.max()) < 2**31):
-        raise ArgumentError(f"matmul_grouped: {name} go from {x.min()} to {x.max()}; pass numbers of 32 bits")
-    return x.astype(np.int32)
+    expected = str(list(shape)) if shape else "of one axis"
+    x = whole_numbers("matmul_grouped", name, x, expected)
+    if len(x.shape) != 1 or (shape and tuple(x.shape) != shape):
+        raise ArgumentError(f"matmul_grouped: {name} are {x.dtype} {list(x.shape)}; pass int32 {expected}")
+    return x
