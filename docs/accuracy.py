@@ -259,7 +259,7 @@ SINK_HEAD = """
 
 The score of one key is 8, 11 or 14 steps of log2 above the mean of 4095 others, which hold {shares} of the
 weight. Weights of about 2^-14 must survive beside a weight of 1: if they round to 0, the error is their share. S4096
-D128, 64 queries; the values have a mean for each channel. *weights* compares with float64 attention of the values of
+D128, 64 queries, all keys in one run; the values have a mean for each channel. *weights* compares with float64 attention of the values of
 the quantized operands, which leaves only the rounding of the weights; the bound applies to it. *inputs* compares with
 float64 attention of the inputs.
 """
@@ -357,13 +357,20 @@ def spoken(words: list[str]) -> str:
     return ", ".join(words[:-1]) + " and " + words[-1]
 
 
+def unsplit(formats: Formats, data: Data) -> np.ndarray:
+    """Return attention of data in float32, with all keys in one run, as in calls of many rows: those of a packed
+    sequence are never split."""
+    bounds = {f"cu_seqlens_{name}": np.int32([0, x.shape[2]]) for name, x in zip("qk", data.arrays)}
+    return ptxrt.attention(*data.arrays, **formats.words, **bounds, out_dtype=np.float32)
+
+
 def sink_section() -> str:
     """Return the table of weights beside a sink."""
     rows = []
     for formats in FORMATS:
         row = [str(formats), f"{formats.sink:g}" if formats.sink else ""]
         for data in SINKS.values():
-            out = ptxrt.attention(*data.arrays, **formats.words, out_dtype=np.float32)
+            out = unsplit(formats, data)
             alone, beside = weights_alone(formats, data, out).relative_l2, compare(out, data.exact[0])
             row += [bold(f"{alone:.1e}", bool(formats.sink) and not alone <= formats.sink), f"{beside.relative_l2:.1e}"]
         rows.append(row)

@@ -10,6 +10,8 @@
      const int *key_ends,    /* [sequences] */                                                                         \
      Element *out,           /* [heads, sequences, keys, dim] */                                                       \
      int *starts, int *ends, /* [sequences] or null */                                                                 \
+     uint32_t *cleared,      /* [heads, sequences] or null */                                                          \
+     uint32_t *marks,        /* [heads, sequences] or null */                                                          \
      int holds, int pages, int heads, int page, int width, int blocks, int sequences, int table, int keys, int dim,    \
      long long codes_page, long long codes_head, long long codes_token, long long scales_page, long long scales_head,  \
      long long scales_token, long long block_table_sequence) {                                                         \
@@ -22,7 +24,7 @@
                           width,                                                                                       \
                           blocks},                                                                                     \
                          {block_table + blockIdx.y * block_table_sequence, page, 1}, key_ends, out, starts, ends,      \
-                         sequences, keys, dim);                                                                        \
+                         cleared, marks, sequences, keys, dim);                                                        \
     }
 
 INSTANCE(_bf16, __nv_bfloat16)

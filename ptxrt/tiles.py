@@ -38,10 +38,10 @@ def tiles_of(keys: int, sequences: int = 1) -> int:
     return units_of(keys, TILE_KEYS, sequences)
 
 
-def swizzled(rows: int, row_chunks: int, xor) -> np.ndarray:
-    """Return the place of byte b of row r, [rows, 16 row_chunks]: in chunk (b / 16) ^ xor(r) of the row."""
+def swizzled(rows: int, row_chunks: int, xor, place=lambda row: row) -> np.ndarray:
+    """Return the place of byte b of row r, [rows, 16 row_chunks]: in chunk (b / 16) ^ xor(r) of the place(r)-th row."""
     row, byte = np.ogrid[:rows, : row_chunks * _CHUNK]
-    return (row * row_chunks + (byte // _CHUNK ^ xor(row))) * _CHUNK + byte % _CHUNK
+    return (place(row) * row_chunks + (byte // _CHUNK ^ xor(row))) * _CHUNK + byte % _CHUNK
 
 
 def _power(row_chunks: int) -> int:
@@ -99,10 +99,13 @@ class TileLayout:
         power = max(_power(row_chunks), 1)
 
         def xor(row):
-            far = (row >> 3 & 3) << (power > 2)
+            far = row >> 4 if power == 1 else (row >> 3 & 3) << (power > 2)
             return (row >> (3 - power) ^ far) & ((1 << power) - 1)
 
-        return swizzled(TILE_KEYS, row_chunks, xor)
+        def place(row):
+            return row ^ (row >> 3 & 1) << 1 if power == 1 else row
+
+        return swizzled(TILE_KEYS, row_chunks, xor, place)
 
     @cached_property
     def scale_places(self) -> np.ndarray:

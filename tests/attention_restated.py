@@ -91,9 +91,9 @@ def in_bf16(weights):
     return weights.astype(bf16.dtype).astype(np.float32)
 
 
-# V's format -> (rounding of weights, headroom: how far the running maximum lies below the largest score, in units of
-# log2).
-WEIGHTS = {"mxfp8": (in_e4m3, 8), "mxfp4": (in_mxfp4, 0), "nvfp4": (in_nvfp4, 11), "bf16": (in_bf16, 0)}
+# V's format -> (rounding of weights, headroom: how far scores may exceed the running maximum, depth: how far a raised
+# maximum lies below the largest score), in units of log2.
+WEIGHTS = {"mxfp8": (in_e4m3, 8, 7), "mxfp4": (in_mxfp4, 8, 0), "nvfp4": (in_nvfp4, 11, 9), "bf16": (in_bf16, 0, 0)}
 
 
 def restated_blocks(q, k, v, pv, *, causal=False, window=None, softcap=0.0, sinks=None, shift=None):
@@ -102,7 +102,7 @@ def restated_blocks(q, k, v, pv, *, causal=False, window=None, softcap=0.0, sink
     shift: [B, H, Sq], what smoothing subtracts from all scores of a row. Weights are computed from scores without it,
     unless there is a softcap.
     """
-    rounded_weights, headroom = WEIGHTS[pv]
+    rounded_weights, headroom, depth = WEIGHTS[pv]
     left, right = window or (OPEN, 0 if causal else OPEN)
     scale = np.float32(q.shape[-1] ** -0.5)
     group = q.shape[1] // k.shape[1]
@@ -128,7 +128,8 @@ def restated_blocks(q, k, v, pv, *, causal=False, window=None, softcap=0.0, sink
             scores[:, : found.shape[1]] = np.where(
                 shown[:, tile], found * LOG2_E - base_score[:, None], np.float32(-np.inf)
             )
-            new_top = np.maximum(top, np.ceil(scores.max(axis=1)) - headroom)
+            largest = scores.max(axis=1)
+            new_top = np.where(largest > top + np.float32(headroom), np.ceil(largest) - np.float32(depth), top)
             top, total, both = rescaled(top, new_top, total, np.concatenate([values, exact[:, None]], axis=1))
             values, exact = both[:, :-1], both[:, -1]
             base = np.where(top == -np.inf, np.float32(0), top)

@@ -1,7 +1,8 @@
 """Digests of kernel results, to check that a change leaves every bit as it was.
 
 The record covers every declared case of every kernel, and every format pair of `attention` with every head dimension
-and every option, on the emulator in the native and in the portable PTX text. Inputs come from fixed seeds.
+and every option, on the emulator in the native and in the portable PTX text. Where a kernel has half blocks, `attention`
+runs in half and in whole blocks. Inputs come from fixed seeds.
 
     python tests/digests.py before.json [PATTERN]...
     python tests/digests.py after.json [PATTERN]... --compare before.json
@@ -20,6 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
@@ -28,15 +30,20 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 import ptxrt  # noqa: E402
+from ptxrt import launch  # noqa: E402
 from ptxrt.ops.attention import ATTENTION  # noqa: E402
 from ptxrt.ops.attention_kernels import HEAD_DIMS  # noqa: E402
 
 TEXTS = ("native", "portable")
 BATCH, HEADS, HEADS_KV, QUERIES, KEYS = 2, 4, 2, 21, 150
+# Half blocks of these head dimensions: those of block formats exist in the native text, of 16 bits in the portable one.
+HALVED_DIMS = ((64, 64), (128, 128))
+IN_16_BITS = ("bf16", "f16")
 
 # Name -> options of a call. A string that names an array of `_arrays` stands for that array.
 OPTIONS: dict[str, dict] = {
     "plain": {},
+    "lse": dict(return_lse=True),
     "causal": dict(causal=True, return_lse=True),
     "window": dict(window=(40, 5)),
     "softcap": dict(softcap=2.0, return_lse=True),
@@ -48,7 +55,8 @@ OPTIONS: dict[str, dict] = {
     "packed": dict(cu_seqlens_q="cu_seqlens_q", cu_seqlens_k="cu_seqlens_k", causal=True),
     "unnormalized": dict(normalize=False),
     "smooth_k": dict(smooth_k=True, return_lse=True),
-    "smooth_q": dict(smooth_q=True, return_lse=True),
+    "smooth_q": dict(smooth_q=True),
+    "smooth_q, lse": dict(smooth_q=True, return_lse=True),
     "layout": dict(layout="bshd", causal=True),
     "float32": dict(out_dtype=np.float32),
     "float16": dict(out_dtype=np.float16),
@@ -92,8 +100,12 @@ def _arrays(
     return arrays
 
 
-def _attention(formats: tuple, dims: tuple[int, int], options: dict):
-    """The result of a call of `attention`; the message of an ArgumentError counts as a result, too."""
+def _attention(formats: tuple, dims: tuple[int, int], options: dict, halved: bool | None = None):
+    """The result of a call of `attention`; the message of an ArgumentError counts as a result, too. halved: whether
+    kernels that have half blocks take them; None leaves the choice to the launch."""
+    if halved is not None:
+        with patch.object(launch, "takes_halves", lambda *_: halved):
+            return _attention(formats, dims, options)
     options = dict(options)
     less, dtype = options.pop("dim_less", 0), options.pop("dtype", np.float32)
     queries, heads = options.pop("queries", QUERIES), options.pop("heads", HEADS)
@@ -113,8 +125,8 @@ def _attention(formats: tuple, dims: tuple[int, int], options: dict):
         return np.frombuffer(str(error).encode(), np.uint8)
 
 
-def runs() -> Iterator[tuple[str, Callable]]:
-    """(name, function that returns the arrays) of every recorded run."""
+def runs(text: str) -> Iterator[tuple[str, Callable]]:
+    """(name, function that returns the arrays) of every recorded run in a PTX text."""
     for kernel in ptxrt.kernels().values():
         for case in kernel.cases:
             yield f"{kernel.name}/{case.id}", partial(_kernel_case, kernel.name, case.id)
@@ -122,12 +134,12 @@ def runs() -> Iterator[tuple[str, Callable]]:
         spelled = "+".join(word for word in formats if word)
         for i, dims in enumerate(HEAD_DIMS):
             for j, (option, options) in enumerate(OPTIONS.items()):
-                # The second head dimension gets every option; each other one gets every len(HEAD_DIMS)-th.
-                if i == 1 or j % len(HEAD_DIMS) == i:
-                    yield (
-                        f"attention/{spelled}/{dims[0]}x{dims[1]}/{option}",
-                        partial(_attention, formats, dims, options),
-                    )
+                # These head dimensions get every option; each other one gets every len(HEAD_DIMS)-th.
+                if dims in HALVED_DIMS or j % len(HEAD_DIMS) == i:
+                    name, run = f"attention/{spelled}/{dims[0]}x{dims[1]}/{option}", partial(_attention, formats, dims)
+                    halved = dims in HALVED_DIMS and text == ("portable" if formats[0] in IN_16_BITS else "native")
+                    for blocks, choice in dict(half=True, whole=False).items() if halved else [("", None)]:
+                        yield f"{name}/{blocks}".rstrip("/"), partial(run, options, choice)
 
 
 def _record(text: str, name: str, run: Callable) -> tuple[str, str]:
@@ -142,7 +154,7 @@ def chosen(patterns: list[str]) -> list[tuple[str, str, Callable]]:
     def asked(text: str, name: str) -> bool:
         return not patterns or any(fnmatch(name, pattern) or fnmatch(f"{text}/{name}", pattern) for pattern in patterns)
 
-    return [(text, name, run) for text in TEXTS for name, run in runs() if asked(text, name)]
+    return [(text, name, run) for text in TEXTS for name, run in runs(text) if asked(text, name)]
 
 
 def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:

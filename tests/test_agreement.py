@@ -95,3 +95,41 @@ def test_attention(both, rng, dim, queries, keys, causal, dtype):
     seen = np.isfinite(lse)
     np.testing.assert_array_equal(seen, np.isfinite(its_lse))
     np.testing.assert_allclose(its_lse[seen], lse[seen], rtol=0, atol=2e-6 * np.maximum(1, np.abs(lse[seen])).max())
+
+
+CACHES = ["bf16", "f16", "mxfp8", "mxfp4", "nvfp4"]
+
+
+@pytest.mark.parametrize("format", CACHES)
+def test_cache_bytes(both, rng, format):
+    """What `append` writes to pages, and what `read` makes of it."""
+    k, v = (wide_values(rng, (176, 2 * 96), ml_dtypes.bfloat16).reshape(176, 2, 96) for _ in range(2))
+    slots = rng.permutation(176)
+
+    def call():
+        cache = ptxrt.KVCache(11, 16, 2, 96, format=format)
+        cache.append(k, v, slots)
+        read = cache.read(np.arange(11, dtype=np.int32)[None], np.int32([176]))
+        return [np.asarray(x.to_numpy()) for x in cache.arrays.values() if x is not None], [np.asarray(x) for x in read]
+
+    (its_pages, its_values), (pages, values) = both(call)
+    for got, want in zip([*its_pages, *its_values], [*pages, *values], strict=True):
+        np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("queries", [1, 6, 40])  # attention_one, attention_few, attention_bf16 on expanded pages
+@pytest.mark.parametrize("format", CACHES)
+def test_attention_on_pages(both, rng, format, queries, dim):
+    k, v = (rng.standard_normal((700, 2, dim), dtype=np.float32).astype(ml_dtypes.bfloat16) for _ in range(2))
+    q = rng.standard_normal((1, 8, queries, dim), dtype=np.float32).astype(ml_dtypes.bfloat16)
+
+    def call():
+        cache = ptxrt.KVCache(44, 16, 2, dim, format=format)
+        cache.append(k, v, np.arange(700))
+        table = np.arange(44, dtype=np.int32)[None]
+        return ptxrt.attention_paged(q, cache, table, np.int32([700]), return_lse=True, out_dtype=np.float32)
+
+    (on_gpu, its_lse), (emulated, lse) = both(call)
+    assert ptxrt.compare(on_gpu, emulated).relative_l2 <= 1e-3
+    np.testing.assert_allclose(its_lse, lse, rtol=0, atol=2e-6 * np.abs(lse).max())

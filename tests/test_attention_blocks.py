@@ -8,6 +8,7 @@ import pytest
 import ptxrt
 from attention_arrays import BLOCK_WAYS, bits_by_blocks, block_of, held, operands, random_qkv, relative, rounding
 from attention_restated import restated_blocks
+from ptxrt import units
 from ptxrt.blocks import BLOCK_FORMATS
 from ptxrt.ops.attention import exact_attention
 from ptxrt.ops.attention_kernels import visible
@@ -57,6 +58,22 @@ def test_each_row_raises_its_own_maximum(machine, qk, pv):
     want, want_lse = exact_attention(*(np.asarray(x) for x in operands(q, k, v, qk, pv, smooth=False)))
     assert relative(got, want) <= 0.1  # mxfp4 rounds the one weight; a missed maximum gives 1
     assert np.abs(lse - want_lse).max() <= 1e-3 * np.abs(want_lse).max()
+
+
+@each_format
+@pytest.mark.parametrize("step", [0.5, 1.5, 3, 9])
+def test_maxima_that_rise_slowly(machine, rng, qk, pv, step):
+    """The largest score grows by `step` in units of log2 from tile to tile, below and beyond the headroom of row_max,
+    in other tiles for other rows; far weights have the restatement's codes and scales."""
+    q, k, v = random_qkv(rng, 1, 2, 70, 640, 64)
+    q *= 0.25
+    q[..., 0] = 1 + rng.integers(0, 2, q.shape[:-1])
+    k[..., 0] = np.floor(np.arange(640) / 64) * step * np.log(2) * 8
+    given = operands(q, k, v, qk, pv, smooth=False)
+    got, lse = ptxrt.attention(*given, qk=qk, pv=pv, out_dtype=np.float32, return_lse=True)
+    want, want_lse = restated_blocks(*(np.asarray(x) for x in given), pv)
+    assert relative(got, want) <= 2.5e-3
+    assert np.abs(lse - want_lse).max() <= 1e-4 * np.abs(want_lse).max()
 
 
 @each_format
@@ -500,3 +517,14 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
         **mixed,
     )
     assert ptxrt.attention(of_q, of_k, of_v, **mixed).shape == (1, 2, 20, 64)
+
+
+@pytest.mark.parametrize("format, dim", [("mxfp8", 32), ("mxfp8", 96), ("nvfp4", 64), ("mxfp4", 128), ("mxfp4", 192)])
+def test_fragments_are_loaded_without_bank_conflicts(rng, format, dim):
+    with ptxrt.using("emulator", bank_conflicts=True) as backend:
+        ptxrt.attention(*random_qkv(rng, 1, 1, 70, 200, dim), qk=format, pv=format)
+        module = f"attention_{format}_dim{dim}_dim_v{dim}.ptx"
+        (counted,) = backend.emulator.bank_conflicts[module].values()
+    text = (units.MODULES / module).read_text().splitlines()
+    loads = {number for number, line in enumerate(text, 1) if line.lstrip().startswith("ldmatrix")}
+    assert loads and not loads & counted.keys()

@@ -798,21 +798,58 @@ def test_packed_queries_are_those_of_calls_of_their_own(machine, rng):
             assert_same_bits([out[:, :, rows], lse[:, :, rows]], alone)
 
 
+@pytest.mark.parametrize("queries", [6, 40])
 @pytest.mark.parametrize("format", ["bf16", "nvfp4", "mxfp8"])
-def test_what_is_not_finite_reaches_the_queries_that_see_it(machine, rng, format):
+def test_what_is_not_finite_reaches_the_queries_that_see_it(machine, rng, format, queries):
     length, bad = 140, 137
     k, v = sequences(rng, [length])
     v[0][bad, 0, 5] = np.nan
     cache, table = filled(rng, k, v, [length], format=format)
-    q = normal(rng, 1, 2 * HEADS, 6, DIM)
+    q = normal(rng, 1, 2 * HEADS, queries, DIM)
     got = ptxrt.attention_paged(q, cache, table, [length]).astype(np.float32)
     v[0][bad, 0, 5] = 0
     clean, clean_table = filled(rng, k, v, [length], format=format)
     want = ptxrt.attention_paged(q, clean, clean_table, [length]).astype(np.float32)
-    sees = np.arange(6) + length - 6 >= bad
+    sees = np.arange(queries) + length - queries >= bad
     assert np.isnan(got[0, :2, sees]).any(axis=-1).all()
     np.testing.assert_array_equal(got[0, :, ~sees], want[0, :, ~sees])
     np.testing.assert_array_equal(got[0, 2:], want[0, 2:])
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("format", ["bf16", "f16"])
+@pytest.mark.parametrize("options", [{}, dict(window=(20, 0)), dict(causal=False), dict(layout="bshd")], ids=str)
+def test_values_that_are_not_finite_in_calls_of_many_queries(machine, rng, format, options, normalize):
+    """Three packed sequences, of which one has few queries and one only finite values."""
+    lengths, counts = [90, 150, 70], [40, 9, 30]
+    k, v = sequences(rng, lengths)
+    clean, clean_table = filled(rng, k, v, lengths, format=format)
+    spoiled = [x.copy() for x in v]
+    spoiled[0][60, 0, 5], spoiled[0][70, 0, 5], spoiled[0][75, 0, 6] = np.inf, -np.inf, -np.inf
+    spoiled[0][65, 1, 7], spoiled[1][145, 1, 0] = np.inf, np.nan
+    cache, table = filled(rng, k, spoiled, lengths, format=format)
+    q, cu = normal(rng, 1, 2 * HEADS, sum(counts), DIM), np.cumsum([0, *counts]).astype(np.int32)
+    given = q.swapaxes(1, 2) if "layout" in options else q
+    options = dict(options, cu_seqlens_q=cu, normalize=normalize, out_dtype=np.float32)
+    got, want = (ptxrt.attention_paged(given, *of, lengths, **options) for of in ((cache, table), (clean, clean_table)))
+    if not normalize:
+        np.testing.assert_array_equal(got[1], want[1])
+        np.testing.assert_array_equal(got[2], want[2])
+        got, want = got[0], want[0]
+    if "layout" in options:
+        got, want = (x.swapaxes(1, 2) for x in (got, want))
+    want = want.copy()
+    left, right = options.get("window", (10**6, 0 if options.get("causal", True) else 10**6))
+    for sequence in range(2):
+        for i in range(counts[sequence]):
+            at = lengths[sequence] - counts[sequence] + i
+            seen = slice(max(at - left, 0), max(min(at + right + 1, lengths[sequence]), 0))
+            with np.errstate(invalid="ignore"):
+                bad = np.where(np.isfinite(spoiled[sequence]), 0, spoiled[sequence])[seen].sum(axis=0)
+            for head, column in zip(*np.nonzero(~np.isfinite(bad))):
+                want[0, 2 * head : 2 * head + 2, cu[sequence] + i, column] = bad[head, column]
+    np.testing.assert_array_equal(got, want)
+    assert np.isnan(got).any() and np.isneginf(got).any() and np.isposinf(got).any()
 
 
 def test_a_graph_serves_every_length(machine, rng):

@@ -27,8 +27,21 @@ def test_everything_is_recorded():
     for formats in ATTENTION:
         spelled = "+".join(word for word in formats if word)
         of_way = [name.split("/")[2:] for name in names if name.startswith(f"attention/{spelled}/")]
-        assert {dims for dims, _ in of_way} == {f"{dim}x{dim_v}" for dim, dim_v in digests.HEAD_DIMS}
-        assert {option for _, option in of_way} == set(digests.OPTIONS)
+        assert {dims for dims, *_ in of_way} == {f"{dim}x{dim_v}" for dim, dim_v in digests.HEAD_DIMS}
+        for dims in ("64x64", "128x128"):
+            assert {option for of, option, *_ in of_way if of == dims} == set(digests.OPTIONS)
+
+
+def test_whole_and_half_blocks_are_recorded_where_there_are_both():
+    def entry(run) -> str:
+        with ptxrt.using("emulator", ptx="native"), ptxrt.trace() as trace:
+            run()
+        (entry,) = (launch.entry for launch in trace.launches if launch.kernel == "attention_nvfp4")
+        return entry
+
+    runs = {name: run for text, name, run in digests.chosen(["native/attention/nvfp4/64x64/plain/*"])}
+    assert entry(runs["attention/nvfp4/64x64/plain/half"]).endswith("_half")
+    assert not entry(runs["attention/nvfp4/64x64/plain/whole"]).endswith("_half")
 
 
 def test_a_record_is_compared_with_another(tmp_path, monkeypatch, capsys):

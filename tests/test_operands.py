@@ -54,13 +54,12 @@ ORDERS = {
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout.role == "k"], ids=str)
 def test_ldmatrix_meets_no_bank_conflict(layout, order):
-    """The eight rows of a matrix lie in eight different groups of four banks. If a row has an odd multiple of 32 bytes,
-    two rows may share a group."""
+    """The eight rows of a matrix lie in eight different groups of four banks."""
     for j in range(TILE_KEYS // 8):
         rows = [ORDERS[order](j, column) for column in range(8)]
         for chunk in range(layout.codes_places.shape[1] // 16):
             banks = layout.codes_places[rows, 16 * chunk] // 16 % 8
-            assert len(set(banks)) >= (4 if layout.codes_places.shape[1] % 64 else 8)
+            assert len(set(banks)) == 8
 
 
 # Kernels
@@ -385,10 +384,26 @@ def test_damaged_files_are_refused(emulator, rng, tmp_path):
         dict(mean=fields["mean"][..., :-1]),
         dict(format=np.array("bf16")),
         dict(more=np.array(1)),
+        dict(code_order=np.array([2])),
+        dict(code_order=np.array("2")),
     ):
         np.savez(tmp_path / "y.npz", **{**fields, **change})
         with pytest.raises(ptxrt.FileError):
             Operand.load(tmp_path / "y.npz")
+
+
+@pytest.mark.parametrize("order", [None, 1, 3])
+def test_files_with_another_order_of_codes_are_refused(emulator, rng, tmp_path, order):
+    operand = ptxrt.quantize_operand(random_operand(rng, 1, 1, 70, 64), "mxfp4", role="k")
+    operand.save(tmp_path / "x.npz")
+    with np.load(tmp_path / "x.npz") as archive:
+        fields = dict(archive)
+    del fields["code_order"]
+    np.savez(tmp_path / "y.npz", **fields, **({} if order is None else dict(code_order=np.array(order))))
+    with pytest.raises(
+        ptxrt.FileError, match=f"order {order or 1} of bytes, where 2 is read; quantize the values again"
+    ):
+        Operand.load(tmp_path / "y.npz")
 
 
 def test_wrong_calls_say_what_to_do(emulator, rng):

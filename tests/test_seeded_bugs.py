@@ -66,6 +66,8 @@ DECLARED = (
     "row_dot",
     "less_block_means",
     "mean_scores_mxfp4",
+    "expand_pages",
+    "add_nonfinite",
 )
 UNITS = {**{name: name for name in (*QUANTIZERS, "dequantize_mxfp4", *DECLARED)}, ATTENTION: f"{ATTENTION}[dim={DIM}]"}
 UNITS |= {name: f"{name}[dim={DIM}]" for name in (MXFP8, MXFP4, NVFP4, "mean_scores_mxfp4", FEW)}
@@ -272,18 +274,32 @@ def keeps_the_tail(format):
     )  # one weight's rounding error; 1 if the tail is lost
 
 
-def raises_rows_one_by_one(format):
+def raises_rows_one_by_one(format, steps=14):
     """In each tile but the first the score of one row grows by 14 in units of log2, each by a key in a different place
     of its tile."""
     rows = np.arange(16)
     keys = 64 * (rows + 1) + rows * 37 % 64
     q, k, v = (np.zeros((1, *shape, DIM), np.float32) for shape in ((1, 1, 16), (1, 17 * 64), (1, 17 * 64)))
-    q[0, 0, 0, rows, rows], k[0, 0, keys, rows] = 1, 14 * np.log(2) * DIM**0.5
+    q[0, 0, 0, rows, rows], k[0, 0, keys, rows] = 1, steps * np.log(2) * DIM**0.5
     v[0, 0, keys, rows] = 1
     out, held = in_blocks(format, q, k, v, left=OPEN, right=OPEN, out_f32=True)
     return (
         ptxrt.compare(out.reshape(1, 1, 16, DIM), exact_attention(*held)[0]).relative_l2 <= 0.1
     )  # one weight's rounding error; 1 if a row misses its maximum
+
+
+def keeps_rows_to_themselves(format):
+    """The bits of a row do not depend on another row of its warp whose maximum grows by 16, while that of the row
+    grows by 1.5, in units of log2. Weights of 2^-15 to 2^-17 of the maximum have other codes or scales under another
+    running maximum."""
+    rng, step = np.random.default_rng(19), np.log(2) * DIM**0.5
+    q, k, v = (np.zeros((1, *shape, DIM), np.float32) for shape in ((1, 1, 2), (1, 512), (1, 512)))
+    q[..., 0], q[..., 0, 1] = 1, 1
+    k[..., 0] = -step * rng.uniform(15, 17, 512)
+    k[..., 3, 0], k[..., 70, 0], k[..., 71, 1] = 0, 1.5 * step, 40 * step
+    v += rng.standard_normal(v.shape, np.float32)
+    alone, both = (in_blocks(format, rows, k, v, left=OPEN, right=OPEN, out_f32=True)[0] for rows in (q[..., 1:, :], q))
+    return np.array_equal(alone[..., 0, :], both[..., 1, :])
 
 
 def passes(kernel, case):
@@ -409,6 +425,7 @@ CHECKS = {
         "tiles of every kind": lambda: attends_in_blocks("mxfp8"),
         "sink": lambda: keeps_the_tail("mxfp8"),
         "rows one by one": lambda: raises_rows_one_by_one("mxfp8"),
+        "rows by a few steps": lambda: raises_rows_one_by_one("mxfp8", 3),
     },
     MXFP4: {
         "tiles of every kind": lambda: attends_in_blocks("mxfp4"),
@@ -422,6 +439,8 @@ CHECKS = {
         "sums of plain tiles": lambda: attends_in_blocks("nvfp4", window=None),
         "sink": lambda: keeps_the_tail("nvfp4"),
         "rows one by one": lambda: raises_rows_one_by_one("nvfp4"),
+        "rows to themselves": lambda: keeps_rows_to_themselves("nvfp4"),
+        "parts": lambda: attends_as_declared("nvfp4", "row_max"),
     },
     **{name: declared_cases(name) for name in DECLARED},
     PORTABLE_FEW_ROWS: {

@@ -273,10 +273,10 @@ def test_the_column_of_ones_does_not_count():
 
 
 def test_ways_of_a_tile(disassembler):
-    """nvfp4 has all five paths: each has the same MMAs, and its own further instructions."""
+    """nvfp4 has all six paths: each has the same MMAs, and its own further instructions."""
     ((entry, _),) = with_halves(entries_of("attention_nvfp4_dim128_dim_v128", GEFORCE.card))
     paths = paths_of(entry)
-    assert {"plain", "raising", "masked", "sums", "smooth_q", "prologue", "epilogue"} == set(paths)
+    assert {*model.TILE_WAYS, "prologue", "epilogue"} == set(paths)
     mmas = {name: sum(i.kind == "mma" for i in path) for name, path in paths.items()}
     assert {mmas[name] for name in model.TILE_WAYS} == {33} and mmas["prologue"] == mmas["epilogue"] == 0
     hidden = {name: sum("-INF" in i.operands for i in path) for name, path in paths.items()}
@@ -287,6 +287,7 @@ def test_ways_of_a_tile(disassembler):
     assert scores["smooth_q"] == scores["plain"] + 32 * 4 * 32 and not any(
         i.stem == "LDG" for name in ("plain", "smooth_q") for i in paths[name]
     )
+    assert scores["smooth_sums"] >= scores["smooth_q"] and hidden["smooth_sums"] == 0
     assert any(i.stem == "STG" for i in paths["epilogue"])
 
 

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "../kernel.cuh"
+#include "../ptx/alu.cuh"
 #include "../ptx/barrier.cuh"
 #include "../tile/attention_shape.cuh"
 #include "../tile/block_tiles.cuh"
@@ -39,7 +40,7 @@ struct BlockTiling : tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_,
     static constexpr int rows = 16 * Shape::slices * Shape::warps;
     static constexpr bool runs_again = ValueFormat::bits == 16;   // over the same tiles, if sums were too small
     // Spills cost less than fewer warps.
-    static constexpr int spill_bytes = Shape::crowded ? 2240 : ValueFormat::bits == 16 ? 192 : 128;
+    static constexpr int spill_bytes = Shape::crowded ? 2240 : ValueFormat::bits == 16 ? 192 : 320;
 
     using Keys = tile::KeyTile<ScoreFormat, tile::tile_keys, dim>;
     using Values = tile::ValueTile<ValueFormat, tile::tile_keys, dim_v>;
@@ -207,10 +208,21 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
     const MeanScores<Order, Tiling::slices> mean_scores(means, operands, problem, warp_row);
     const int warp_end = problem.end_visible(problem.query_of(min(warp_row + 16 * Tiling::slices, problem.rows) - 1));
 
+    // Adds the scores of the means of queries to those of a tile. Where one loop serves all tiles, the means are found
+    // anew for each tile: in registers they would make the loop spill, of calls that smooth nothing, too.
+    const auto add_means = [&](auto &s, auto smooth, int index) __attribute__((always_inline)) {
+        if constexpr (Tiling::has_plain_loop) {
+            mean_scores.template add<std::is_same_v<decltype(smooth), std::true_type>>(s, pipeline, index);
+        } else {
+            const int row = ptx::mov_b32(warp_row), first = row - (warp_row - first_row);
+            const BlockMeans found(operands, problem, first, min(first + Tiling::rows, problem.rows));
+            MeanScores<Order, Tiling::slices>(found, operands, problem, row).template add<false>(s, pipeline, index);
+        }
+    };
+
     // A tile: scores, masks, softmax, and the weighted values.
     auto step = [&](int index, auto masked, auto sums,
                     auto smooth) __attribute__((always_inline)) {   // its arrays stay in registers
-        constexpr bool always_smooth = std::is_same_v<decltype(smooth), std::true_type>;
         constexpr bool maybe_smooth = !std::is_same_v<decltype(smooth), std::false_type>;
         const auto stage = pipeline.template take < maybe_smooth && (Tiling::mean_vectors > 0) > (index);
         tiles.template prepare<Order>(shared, stage, pipeline, index);
@@ -218,7 +230,7 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
         if ((Tiling::has_idle_loop || !idle) && !(masked && index * tile::tile_keys >= warp_end)) {
             tile::Accumulator s[Tiling::slices][tile::tile_keys / tile::mma_columns];
             tiles.template multiply<Order>(s, shared, stage);
-            if (smooth) mean_scores.template add<always_smooth>(s, pipeline, index);
+            if (smooth) add_means(s, smooth, index);
             if (masked) mask_scores<Order>(s, problem, warp_row, index * tile::tile_keys, scale);
             constexpr bool maybe_masked = !std::is_same_v<decltype(masked), std::false_type>;
             tiles.template add<maybe_masked, sums>(softmax, s, shared, stage, factor);
@@ -285,7 +297,8 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
 template <class Tiling, class Operands>
 __device__ __forceinline__ void attention_blocks(typename Tiling::Shared &shared, const Operands &operands,
                                                  const AttentionOptions &options, float *exact_sum) {
-    using Softmax = WeightedValues<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v, Tiling::rolled>;
+    using Softmax =
+        WeightedValues<typename Tiling::ValueFormat, Tiling::slices, Tiling::dim_v, Tiling::rolled, Tiling::is_half>;
     if constexpr (Softmax::lowered) {
 #pragma unroll 1
         for (bool again = false; attend_rows_of_blocks<Tiling, Softmax>(shared, operands, options, again, exact_sum);

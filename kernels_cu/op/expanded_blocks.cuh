@@ -47,11 +47,9 @@ struct ExpandedQueries {
 };
 
 // o += P V and the sums of P, with V expanded to 16 bits.
-template <class Format, int slices, int dim_v, bool rolled, int tiles>
-__device__ inline void add_weighted(WeightedValues<Format, slices, dim_v, rolled> &softmax,
-                                    const ProbabilityFragments<Format, tiles> (&p)[slices],
+template <class Softmax, class Format, int slices, int dim_v, int tiles>
+__device__ inline void add_weighted(Softmax &softmax, const ProbabilityFragments<Format, tiles> (&p)[slices],
                                     const tile::SharedTile<dim_v, 16 * tiles> &v) {
-    using Softmax = WeightedValues<Format, slices, dim_v, rolled>;
     using To = tile::Expansion<Format>;
     using Tile = tile::SharedTile<dim_v, 16 * tiles>;
     const tile::FragmentB ones = {To::one, To::one};

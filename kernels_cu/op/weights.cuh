@@ -45,9 +45,10 @@ __device__ inline float sum_of(const float (&p)[8]) {
     return ((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7]));
 }
 
-// How P becomes codes and scales. row_max is `headroom` below the rounded-up maximum of a row, in units of log2, so P
-// is at most 2^headroom. The scales of P then reach the top of their range, and values far below the maximum do not
-// underflow.
+// How P becomes codes and scales. A row_max that is raised to new scores is `depth` below their rounded-up maximum, in
+// units of log2. Scores may then exceed row_max by `headroom` before it is raised again, since each time costs a warp
+// its rescaling: P up to 2^headroom has codes and scales. A greater depth leaves less room for growing scores, but
+// weights far below the maximum keep more bits.
 //
 // shared_max() reduces a lane's largest score of 32 keys over the lanes of the quad that share a scale. max_of_row()
 // reduces the largest of these over the row. encode() converts the scores of 16 rows to P: group_max[h][half] is
@@ -59,11 +60,11 @@ __device__ inline float sum_of(const float (&p)[8]) {
 template <class Format>
 struct Probabilities;
 
-// P in e4m3 with scales of 1. P is at most 2^8; the largest e4m3 is 448.
+// P in e4m3 with scales of 1, up to the largest e4m3, 448.
 template <>
 struct Probabilities<tile::Mxfp8> {
     using Order = tile::KeysByFours;
-    static constexpr float headroom = 8.0f;
+    static constexpr float headroom = 8.0f, depth = 7.0f;
     static constexpr bool scaled = false;
     static constexpr uint32_t one = 0x38383838u, unit_scale = 0x7f7f7f7fu;
 
@@ -91,11 +92,12 @@ struct Probabilities<tile::Mxfp8> {
     }
 };
 
-// P in e2m1 with one ue8m0 scale for 32 keys: the smallest power of two under which no value saturates.
+// P in e2m1 with one ue8m0 scale for 32 keys: the smallest power of two under which no value saturates. Scales have
+// room for any P; the limit is that of sums in f32, as in 16 bits.
 template <>
 struct Probabilities<tile::Mxfp4> {
     using Order = tile::KeysByEights;
-    static constexpr float headroom = 0.0f;
+    static constexpr float headroom = 8.0f, depth = 0.0f;
     static constexpr bool scaled = true;
     static constexpr uint32_t one = 0x22222222u, unit_scale = 0x7f7f7f7fu;
 
@@ -138,11 +140,11 @@ struct Probabilities<tile::Mxfp4> {
     }
 };
 
-// P in e2m1 with one ue4m3 scale for 16 keys. A scale is at most 2^11 / 6 = 341.3; the largest ue4m3 is 448.
+// P in e2m1 with one ue4m3 scale for 16 keys, up to the largest ue4m3, 448: P up to 6 x 448.
 template <>
 struct Probabilities<tile::Nvfp4> {
     using Order = tile::KeysByEights;
-    static constexpr float headroom = 11.0f;
+    static constexpr float headroom = 11.0f, depth = 9.0f;
     static constexpr bool scaled = true;
     static constexpr uint32_t one = 0x22222222u, unit_scale = 0x38383838u;
 
@@ -219,7 +221,7 @@ struct Probabilities<tile::Nvfp4> {
 //
 // In block formats P is quantized, and the denominator is the sum of codes times scales. The MMAs compute it in column
 // tile `sum_column` of o, with columns of ones as B.
-template <class Format, int slices, int dim_v, bool rolled>
+template <class Format, int slices, int dim_v, bool rolled, bool in_half>
 struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
     using P = Probabilities<Format>;
     using Order = typename P::Order;
@@ -228,9 +230,17 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
     // Whether scales of P in NVFP4 come before its exponentials, each lane making those of one row. At 192 columns the
     // scales of both rows between the exponentials are 6 % faster in the static model.
     static constexpr bool scales_first = dim_v != 192;
+    // Two forms of one comparison. Half blocks of 128 columns are 3 to 12 % faster with an addition to row_max in the
+    // static model, whole ones 4 to 6 % slower, narrower ones as fast.
+    static constexpr bool adds_headroom = in_half && dim_v == 128;
 
-    // row_max is P::headroom below the rounded-up maximum, whether maxima are an output or not.
-    __device__ void start(bool) { OnlineSoftmax<slices, dim_v, 1, rolled>::start(); }
+    float depth;   // of a raised row_max below the rounded-up maximum
+
+    // If maxima are an output, row_max is P::headroom below the rounded-up maximum of each row.
+    __device__ void start(bool gives_maxima) {
+        OnlineSoftmax<slices, dim_v, 1, rolled>::start();
+        depth = gives_maxima ? P::headroom : P::depth;
+    }
 
     // o += P V of a tile, by the overload of add_weighted(softmax, p, v) for its type.
     template <bool masked, bool sums, int tiles, class Tile>
@@ -292,7 +302,9 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
                 group_max[slice][h][half] = tile::exchanges_maxima_first ? P::shared_max(max) : max;
             });
             of_groups(slice, half);
-            grows |= __fmaf_ru(tile_max[slice][half], factor, -P::headroom) > this->row_max[slice][half];
+            const float max = tile_max[slice][half], row_max = this->row_max[slice][half];
+            grows |= adds_headroom ? __fmul_ru(max, factor) > row_max + P::headroom
+                                   : __fmaf_ru(max, factor, -P::headroom) > row_max;
         });
         if constexpr (!tile::exchanges_maxima_first)
             tile::for_rows<slices>([&](int slice, int half) {
@@ -308,7 +320,8 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
     __device__ void raise_to(float (&tile_max)[slices][2], float factor) {
         tile::for_rows<slices>([&](int slice, int half) {
             float &max = tile_max[slice][half];
-            max = fmaxf(this->row_max[slice][half], ceilf(P::max_of_row(max) * factor) - P::headroom);
+            max = P::max_of_row(max) * factor;
+            max = max > this->row_max[slice][half] + P::headroom ? ceilf(max) - depth : this->row_max[slice][half];
         });
         this->raise(tile_max);
     }
@@ -396,17 +409,17 @@ struct WeightedValues : OnlineSoftmax<slices, dim_v, 1, rolled> {
 };
 
 // o += P V of a tile of V in codes and scales.
-template <class Format, int slices, int dim_v, bool rolled, int tiles, int keys>
-__device__ inline void add_weighted(WeightedValues<Format, slices, dim_v, rolled> &softmax,
-                                    const ProbabilityFragments<Format, tiles> (&p)[slices],
+template <class Softmax, class Format, int slices, int dim_v, int tiles, int keys>
+__device__ inline void add_weighted(Softmax &softmax, const ProbabilityFragments<Format, tiles> (&p)[slices],
                                     const tile::ValueTile<Format, keys, dim_v> &v) {
     softmax.accumulate(p, v);
 }
 
 // V in bf16: P is rounded to bf16, and the denominator is the sum of exact P, as in attention.cuh. Every target has
 // these MMAs.
-template <int slices, int dim_v, bool rolled>
-struct WeightedValues<tile::Bf16, slices, dim_v, rolled> : OnlineSoftmaxIn16Bits<tile::Bf16::Element, slices, dim_v> {
+template <int slices, int dim_v, bool rolled, bool in_half>
+struct WeightedValues<tile::Bf16, slices, dim_v, rolled, in_half>
+    : OnlineSoftmaxIn16Bits<tile::Bf16::Element, slices, dim_v> {
     using Order = tile::NaturalKeys;
     static constexpr bool sums_apart = false;
 

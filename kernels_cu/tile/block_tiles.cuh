@@ -54,9 +54,10 @@ struct KeysByEights {   // P in e2m1, MMAs 64 deep
 
 // `keys` keys of `dim` values, in natural order, with their scales along `dim`.
 //
-// Rows of codes are swizzled so that ldmatrix has no bank conflicts in any of the three orders: eight rows whose
-// numbers differ in bits {0, 1, 2}, {0, 2, 3} or {0, 3, 4} get eight different places. (Rows of an odd multiple of 32
-// bytes get four places, each twice.)
+// Rows of codes are placed and swizzled so that ldmatrix has no bank conflicts in any of the three orders: eight rows
+// whose numbers differ in bits {0, 1, 2}, {0, 2, 3} or {0, 3, 4} get eight different groups of four banks. Rows of an
+// odd multiple of 32 bytes spread over four groups, two chunks each, by two bits of their place. There bit 3 of a row's
+// number is added to bit 1 of its place, and bits 2 and 4 decide between the two chunks.
 template <class Format_, int keys_, int dim_>
 struct alignas(128) KeyTile {
     using Format = Format_;
@@ -72,14 +73,15 @@ struct alignas(128) KeyTile {
     static constexpr int power = row_chunks % 8 == 0 ? 3 : row_chunks % 4 == 0 ? 2 : 1;
     static constexpr int swizzled_chunks = 1 << power;
 
-    // The swizzle: a row's chunk number is xored with it. It is linear in the bits of `row`, so parts of a row number
-    // can be swizzled separately.
+    // The place of a row, and the swizzle: a row's chunk number is xored with it. Both are linear in the bits of `row`,
+    // so parts of a row number can be placed and swizzled separately.
+    __host__ __device__ static constexpr int place(int row) { return power == 1 ? row ^ (row >> 3 & 1) << 1 : row; }
     __host__ __device__ static constexpr int swizzle(int row) {
-        const int near = row >> (3 - power), far = (row >> 3 & 3) << (power > 2 ? 1 : 0);
+        const int near = row >> (3 - power), far = power == 1 ? row >> 4 : (row >> 3 & 3) << (power > 2 ? 1 : 0);
         return (near ^ far) & (swizzled_chunks - 1);
     }
     __host__ __device__ static constexpr int index(int row, int chunk) {
-        return row * row_chunks + (chunk ^ swizzle(row));
+        return place(row) * row_chunks + (chunk ^ swizzle(row));
     }
 
     __device__ uint4 &at(int row, int chunk) { return chunks[index(row, chunk)]; }
@@ -99,8 +101,8 @@ struct alignas(128) KeyTile {
         constexpr int row = Order::key(2 * pair, 0);
         const int chunk = 2 * step, swizzled = chunk & (swizzled_chunks - 1);
         uint32_t registers[4];
-        ptx::ldmatrix_x4(
-            registers, (lane_address ^ (16 * (swizzled ^ swizzle(row)))) + 16 * (chunk - swizzled + row * row_chunks));
+        ptx::ldmatrix_x4(registers, (lane_address ^ (16 * (swizzled ^ swizzle(row)))) +
+                                        16 * (chunk - swizzled + place(row) * row_chunks));
 #pragma unroll
         for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = registers[i];
     }

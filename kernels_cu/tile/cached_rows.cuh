@@ -307,8 +307,12 @@ struct TileRows {
                                                                   : 0),
           keys(keys) {}
     __device__ int index(int row, int chunk) const {
-        const int near = row >> (3 - power), far = keys ? (row >> 3 & 3) << (power > 2 ? 1 : 0) : 0;
-        return row * chunks + (chunk ^ ((near ^ far) & ((1 << power) - 1)));
+        const bool exchanged = keys && power == 1;
+        const int place = exchanged ? row ^ (row >> 3 & 1) << 1 : row, near = row >> (3 - power),
+                  far = exchanged ? row >> 4
+                        : keys    ? (row >> 3 & 3) << (power > 2 ? 1 : 0)
+                                  : 0;
+        return place * chunks + (chunk ^ ((near ^ far) & ((1 << power) - 1)));
     }
 };
 

@@ -115,10 +115,11 @@ struct KeyPacking : RowPacking<Tile::keys, Tile::dim, 16, step_> {
     __device__ static void put(Tile &tile, int item, const Codes<Format::bits> (&codes)[Blocks::groups],
                                uint32_t scale) {
         static_assert((step & (step - 1)) == 0,
-                      "a row number is the exclusive or of its parts, as the swizzle wants it");
+                      "a row number is the exclusive or of its parts, as place and swizzle want it");
         const int byte = column() * Format::bits / 8,
-                  chunk = byte / 16 ^ Tile::swizzle(row()) ^ Tile::swizzle(item * step);
-        uint4 *target = &tile.chunks[(row() + item * step) * Tile::row_chunks + chunk];
+                  chunk = byte / 16 ^ Tile::swizzle(row()) ^ Tile::swizzle(item * step),
+                  place = Tile::power == 1 ? Tile::place(row()) ^ Tile::place(item * step) : row() + item * step;
+        uint4 *target = &tile.chunks[place * Tile::row_chunks + chunk];
         if constexpr (Format::bits == 8)
             *target = {codes[0].word[0], codes[0].word[1], codes[1].word[0], codes[1].word[1]};
         else reinterpret_cast<uint2 *>(target)[byte / 8 % 2] = {codes[0].word[0], codes[1].word[0]};

@@ -30,8 +30,8 @@ def speed(kernel, card, launches, doubts, json_output):
 
     KERNEL is a name, one of its variants as in 'attention_nvfp4[dim=128,dim_v=128]', or a unit. For attention every
     path of a tile is listed: plain; raising, if a row's maximum grows; masked, as by causal masks; sums, with
-    return_lse; smooth_q. TFLOPS count useful work, mean and range over 16 starts of the warps. docs/speed.md describes
-    what the model covers and what it does not. Needs NVIDIA's cuobjdump.
+    return_lse; smooth_q; smooth_sums, as smooth_q with return_lse. TFLOPS count useful work, mean and range over 16
+    starts of the warps. docs/speed.md describes what the model covers and what it does not. Needs NVIDIA's cuobjdump.
     """
     from ..speed import CARDS as cards
     from ..speed import Machine, doubts_of, entries_of, launches_of, speeds_of, with_halves

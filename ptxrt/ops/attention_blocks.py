@@ -30,9 +30,8 @@ FORMATS = (
     *(("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4")),
     *(("nvfp4", "mxfp8"), ("mxfp4", "mxfp8"), ("nvfp4", "bf16"), ("mxfp4", "bf16"), ("mxfp8", "bf16")),
 )
-# By the format of V: row_max is this many steps of log2 below the largest score, so that weights reach the top of their
-# format's range.
-HEADROOM = {"mxfp8": 8, "mxfp4": 0, "nvfp4": 11, "bf16": 0}
+# By the format of V: a row_max that is an output is this many steps of log2 below the largest score.
+HEADROOM = {"mxfp8": 8, "mxfp4": 8, "nvfp4": 11, "bf16": 0}
 
 # (format of Q and K, format of V) -> compiled head dimensions (of Q and K, of V): those of 16-bit attention that tiles
 # support.

@@ -371,8 +371,18 @@ class GroupedCall:
         return [x for x in both if ((x[1] <= sizes) & (sizes <= x[2])).any()]
 
 
-def grouped_call(products, a, b, starts, order, *, alpha, bias, out_format, out_global_scale, **options):
-    """Check the arguments of `matmul_grouped`; `gemm_call` checks `options`."""
+def grouped_call(products, a, b, starts, order, **options) -> GroupedCall:
+    """Check the arguments of `matmul_grouped`."""
+    try:
+        return _grouped_call(products, a, b, starts, order, **options)
+    except ArgumentError as error:  # gemm_call names its own function
+        if str(error).startswith("matmul: "):
+            raise ArgumentError(str(error).replace("matmul: ", "matmul_grouped: ", 1)) from error.__cause__
+        raise
+
+
+def _grouped_call(products, a, b, starts, order, *, alpha, bias, out_format, out_global_scale, **options):
+    """Check the arguments; `gemm_call` checks `options`."""
     a, b = _with_rows("a", a), _with_rows("b", b)
     if len(a.shape) != 2 or len(b.shape) != 3:
         raise ArgumentError(

@@ -69,7 +69,9 @@ class Tiled:
 _tiled = lru_cache(maxsize=1024)(Tiled)
 
 
-@stored_as("codes", "format", "role", "shape", optional=("scales", "dim", "global_scale", "mean", "cu_seqlens"))
+@stored_as(
+    "codes", "format", "role", "shape", optional=("code_order", "scales", "dim", "global_scale", "mean", "cu_seqlens")
+)
 class Operand(Packed):
     """Queries, keys or values [batch, heads, length, dim] as attention reads them.
 
@@ -94,6 +96,8 @@ class Operand(Packed):
     Raises:
         ArgumentError: The arrays do not have the shapes of the format.
     """
+
+    code_order = 2  # that of keys in tiles whose rows have 32 or 96 bytes was another one in 1
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..array import DeviceArray, as_arrays, as_output
 from ..errors import ArgumentError
-from ..formats import Format, bf16, f32, format_of, i32, to_convert
+from ..formats import Format, bf16, f16, f32, format_of, i32, to_convert, u32
 from .attention_call import checked_window, output_format
 from .attention_few import (
     CHUNK_KEYS,
@@ -30,7 +30,7 @@ from .attention_few import (
 from .attention_kernels import attention_bf16, attention_merge
 from .cache import KVCache, as_bytes, checked_tables, overlapping
 from .operands import checked_cu_seqlens, with_whole_rows
-from .pages import expand_pages, holds_of
+from .pages import add_nonfinite, expand_pages, holds_of
 from .place import Place, converted, is_loadable
 from .scales import fill_f32
 from .smoothing import row_dot
@@ -174,9 +174,8 @@ def attention_paged(
     queries, keys and values: not on the batch and its order, the size and order of pages, the width of the table, the
     splits, or the device's number of multiprocessors. Up to 16 queries at the end of a sequence have the bits of calls
     of one query at a time; with cu_seqlens_q on a device only if the call has at most 16 queries for each sequence on
-    average. A length of 0 gives 0 and an lse of -inf (or the sink). A NaN in a row of K reaches the queries that see
-    it. So does a NaN or an infinity in V with up to 16 queries of a sequence; with more it reaches all queries of a
-    tile that reads its key, also those whose mask hides it. A NumPy array q gives NumPy results.
+    average. A length of 0 gives 0 and an lse of -inf (or the sink). A NaN in a row of K, and a
+    NaN or an infinity in a row of V, reaches only the queries that see it. A NumPy array q gives NumPy results.
 
     Args:
         q: float32, float16 or bfloat16, on any strides. Q and K, and P and V, are multiplied in the format
@@ -565,7 +564,11 @@ def _takes_one(call: _Paged, q: DeviceArray) -> bool:
 
 
 def _attend_many(call: _Paged, place: Place, q: DeviceArray, options: dict, **rest) -> None:
-    """Launch attention of many queries on keys and values expanded to 16 bits."""
+    """Launch attention of many queries on keys and values expanded to 16 bits.
+
+    Values that are not finite are expanded to zeros, since a hidden key's weight of 0 would make NaN of them, and are
+    added to the queries that see them afterwards.
+    """
     cache, member, lengths = call.cache, call.cache.multiplied(call.q.dtype), call.lengths
     options = {name: x for name, x in options.items() if name != "row_shift"}
     table, ends = options.pop("block_table"), options["key_ends"]
@@ -573,10 +576,13 @@ def _attend_many(call: _Paged, place: Place, q: DeviceArray, options: dict, **re
     packed, sequences, dense = "query_starts" in options, table.shape[0], {}
     if packed:
         options |= {name: place.empty((sequences,), i32) for name in ("key_starts", "key_ends")}
+    marks = place.empty((cache.heads, sequences), u32)  # where values are not finite
     for name, dim in (("k", cache.dim), ("v", cache.dim_v)):
         format = cache.format if name == "k" else cache.format_v
         out = place.empty((cache.heads, sequences, keys, dim), member)
-        where = dict(starts=options["key_starts"], ends=options["key_ends"]) if packed and name == "k" else {}
+        where = dict(cleared=marks) if name == "k" else dict(marks=marks)
+        if packed and name == "k":
+            where |= dict(starts=options["key_starts"], ends=options["key_ends"])
         rows, scales = as_bytes(cache.arrays[name]), cache.arrays[f"{name}_scales"]
         scales = None if scales is None else as_bytes(scales)
         expand_pages(
@@ -592,3 +598,19 @@ def _attend_many(call: _Paged, place: Place, q: DeviceArray, options: dict, **re
         dense[name] = out.reshape(1, cache.heads, sequences * keys, dim) if packed else out.transpose(1, 0, 2, 3)
     rest["scale"] = rest["scale"] * cache.k_factor
     attention_bf16(q, **dense, **options, sequences=sequences, **rest, stream=place.stream)
+    outputs = {name: x for name, x in rest.items() if name.startswith("out_")} or dict(out_f32=rest["partial"][0])
+    add_nonfinite(
+        rows,
+        scales,
+        block_table=table,
+        key_ends=ends,
+        marks=marks,
+        **{name: options[name] for name in ("query_starts", "query_ends") if packed},
+        **outputs,
+        holds=holds_of(cache.format_v),
+        is_f16=int(member is f16),
+        keys=keys,
+        left=rest["left"],
+        right=rest["right"],
+        stream=place.stream,
+    )

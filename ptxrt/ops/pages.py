@@ -4,7 +4,7 @@ import numpy as np
 
 from ..blocks import BLOCK_FORMATS
 from ..declaration import In, InOut, Out, Scalar, in_parts, loose, strided, unaligned
-from ..formats import bf16, f16, i32, i64, u8
+from ..formats import bf16, f16, f32, i32, i64, u8, u32
 from ..kernel import kernel
 
 # Formats of rows of pages, indexed by the kernels' scalars.
@@ -102,22 +102,39 @@ def _rows(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     return rng.integers(0, 0x40, shape, dtype=np.uint8)
 
 
+def _spoiled(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    """Examples of bytes, a few of which are infinities and NaN in bfloat16, float16 or e4m3."""
+    codes = _rows(rng, member, shape, axes)
+    pairs = codes.view("<u2")
+    chosen = rng.random(pairs.shape) < 0.002
+    pairs[chosen] = rng.choice(np.uint16([0x7F80, 0xFF80, 0x7FC0, 0x7C00, 0xFC00, 0x7E00]), chosen.sum())
+    return codes
+
+
 def _expanded(**sizes) -> dict:
     """A declared case."""
     return dict(dict(pages=9, heads=2, page=5, sequences=2, table=4, keys=17), **sizes)
+
+
+def _decoded(holds: int, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Return the values of rows of codes."""
+    block = BLOCK_FORMATS[ROW_FORMATS[holds]]
+    return block.decode(codes, scales, *([1.0] if block.two_level else []))
 
 
 @kernel(
     grid="keys sequences heads",
     cases=[
         _expanded(width=128, dim=64, holds=0),
-        _expanded(width=96, blocks=3, dim=96, holds=1, scales=True, starts=True, ends=True),
+        _expanded(width=96, blocks=3, dim=96, holds=1, scales=True, starts=True, ends=True, cleared=True),
         _expanded(width=80, blocks=5, dim=160, holds=2, scales=True),
+        _expanded(width=128, dim=64, holds=0, marks=True),
         _expanded(width=32, blocks=4, dim=64, holds=3, scales=True, starts=True, ends=True),
     ],
     derived=dict(blocks=lambda axes: axes.get("blocks", 0) or 1),
     draw=dict(
-        codes=_rows,
+        codes=_spoiled,
+        marks=lambda rng, member, shape, axes: np.array([[0, 2], [2, 0]], np.uint32),
         scales=lambda rng, member, shape, axes: rng.integers(0x70, 0x7F, shape, dtype=np.uint8),
         block_table=lambda rng, member, shape, axes: rng.integers(0, axes["pages"], shape, dtype=np.int32),
         key_ends=lambda rng, member, shape, axes: np.array([axes["keys"] + 3, 7], np.int32)[: shape[0]],
@@ -132,6 +149,8 @@ def expand_pages(
     out: InOut[bf16 | f16, "heads sequences keys dim"],
     starts: Out[i32, "sequences"] = None,
     ends: Out[i32, "sequences"] = None,
+    cleared: Out[u32, "heads sequences"] = None,
+    marks: InOut[u32, "heads sequences"] = None,
     holds: Scalar[i32, 0, 1, 2, 3],
 ):
     """Expand the rows of sequences to 16 bits, one after the other: codes times scales, rounded if out cannot represent
@@ -139,7 +158,11 @@ def expand_pages(
 
     holds: 0 for 16-bit rows, which are copied, 1 for mxfp8, 2 for mxfp4, 3 for nvfp4. Rows of out from key_ends of
     their sequence on are not written. starts, ends: the bounds of each sequence's keys among sequences * keys rows.
+    cleared becomes 0. With marks, infinities and NaN become 0 in out, and the marks of their heads and sequences get
+    bit 0.
     """
+    if cleared is not None:
+        cleared[:] = 0
     for sequence, end in enumerate(key_ends):
         end = min(int(end), out.shape[2])
         for key in range(end):
@@ -147,7 +170,90 @@ def expand_pages(
             if holds == 0:
                 out[:, sequence, key] = codes[at].view(out.dtype)
                 continue
-            block = BLOCK_FORMATS[ROW_FORMATS[holds]]
-            out[:, sequence, key] = block.decode(codes[at], scales[at], *([1.0] if block.two_level else []))
+            out[:, sequence, key] = _decoded(holds, codes[at], scales[at])
+        if marks is not None:
+            bad = ~np.isfinite(out[:, sequence, :end].astype(np.float32))
+            out[:, sequence, :end][bad] = 0
+            marks[:, sequence] |= bad.any(axis=(1, 2))
         if starts is not None:
             starts[sequence], ends[sequence] = sequence * out.shape[2], sequence * out.shape[2] + end
+
+
+_SHARES = (0.6, 0.38, 0.01, 0.01)
+
+
+def _nonfinite(width, dim_v, holds, **sizes) -> dict:
+    """A declared case."""
+    sizes = dict(pages=9, heads_kv=2, page=5, sequences=2, table=4, batch=2, group=3, queries=40) | sizes
+    return dict(dict(keys=17, left=2**31 - 1, right=0), **sizes, width=width, dim_v=dim_v, holds=holds)
+
+
+@kernel(
+    grid="queries heads_kv sequences",
+    cases=[
+        _nonfinite(128, 64, 0, is_f16=0, out_bf16=True),
+        _nonfinite(128, 64, 0, is_f16=1, out_f16=True, left=5, right=3),
+        _nonfinite(
+            96, 96, 1, blocks=3, scales=True, is_f16=0, out_f32=True, batch=1, query_starts=True, query_ends=True
+        ),
+        _nonfinite(32, 64, 3, blocks=4, scales=True, is_f16=1, out_f32=True, group=1),
+    ],
+    derived=dict(blocks=lambda axes: axes.get("blocks", 0) or 1),
+    draw=dict(
+        codes=_spoiled,
+        scales=lambda rng, member, shape, axes: rng.choice(np.uint8([0x70, 0x78, 0x7F, 0xFF]), shape, p=_SHARES),
+        block_table=lambda rng, member, shape, axes: rng.integers(0, axes["pages"], shape, dtype=np.int32),
+        key_ends=lambda rng, member, shape, axes: np.array([20, 7], np.int32),
+        marks=lambda rng, member, shape, axes: np.arange(np.prod(shape), dtype=np.uint32).reshape(shape) % 4,
+        query_starts=lambda rng, member, shape, axes: np.array([0, 3], np.int32),
+        query_ends=lambda rng, member, shape, axes: np.array([3, axes["queries"] - 1], np.int32),
+    ),
+)
+def add_nonfinite(
+    codes: In[u8, "pages heads_kv page width", in_parts(strided)],
+    scales: In[u8, "pages heads_kv page blocks", in_parts(loose)] = None,
+    *,
+    block_table: In[i32, "sequences table", loose],
+    key_ends: In[i32, "sequences", unaligned],
+    marks: In[u32, "heads_kv sequences"],
+    query_starts: In[i32, "sequences", unaligned] = None,
+    query_ends: In[i32, "sequences", unaligned] = None,
+    out_bf16: InOut[bf16, "batch heads_kv group queries dim_v", strided] = None,
+    out_f16: InOut[f16, "batch heads_kv group queries dim_v", strided] = None,
+    out_f32: InOut[f32, "batch heads_kv group queries dim_v", strided] = None,
+    holds: Scalar[i32, 0, 1, 2, 3],
+    is_f16: Scalar[i32, 0, 1],
+    keys: Scalar[i32],
+    left: Scalar[i32],
+    right: Scalar[i32],
+):
+    """Add infinities and NaN of values in pages to attention of the same values with zeros in their place.
+
+    An output element becomes the sum of the values of its column that are not finite, of the keys that its query sees:
+    NaN, or an infinity if all have its sign. Other elements are not written. holds: as in `expand_pages`. is_f16: 1
+    where values are float16, 0 where they are bfloat16. marks: heads and sequences with a mark of 0 are left out.
+    Windows and packed sequences are those of `attention_bf16`; each sequence has at most `keys` keys.
+    """
+    (out,) = (x for x in (out_bf16, out_f16, out_f32) if x is not None)
+    element = np.float16 if is_f16 else bf16.dtype
+    for head, sequence in zip(*np.nonzero(marks)):
+        end = min(int(key_ends[sequence]), int(keys))
+        begin, stop = 0, out.shape[3]
+        if query_starts is not None:
+            begin, stop = int(query_starts[sequence]), int(query_ends[sequence])
+        places = [(block_table[sequence, key // codes.shape[2]], head, key % codes.shape[2]) for key in range(end)]
+        with np.errstate(over="ignore"):
+            values = (
+                np.array(
+                    [codes[at].view(element) if holds == 0 else _decoded(holds, codes[at], scales[at]) for at in places]
+                )
+                .astype(element)
+                .astype(np.float32)[:, : out.shape[4]]
+            )
+        bad = np.where(np.isfinite(values), np.float32(0), values)
+        for query in range(stop - begin):
+            at = end - (stop - begin) + query
+            with np.errstate(invalid="ignore"):
+                total = bad[max(at - int(left), 0) : max(min(at + int(right) + 1, end), 0)].sum(axis=0)
+            spoiled = ~np.isfinite(total)
+            out[0 if query_starts is not None else sequence, head, :, begin + query, spoiled] = total[spoiled, None]

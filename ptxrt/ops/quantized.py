@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
 import numpy as np
 
@@ -211,6 +211,9 @@ class Packed(ABC):
             raise ArgumentError(f"{name}: global_scale is on the device, codes are not; pass a number")
         return scale
 
+    # The version of the order of bytes in codes, which files name; None where the format itself defines the order.
+    code_order: ClassVar[int | None] = None
+
     @property
     @abstractmethod
     def format(self) -> str:
@@ -275,7 +278,7 @@ class Packed(ABC):
         fields = {
             name: array if name in numbers else array.view(np.uint8) for name, array in self.to_numpy().arrays.items()
         }
-        for name, value in self.description.items():
+        for name, value in {**self.description, "code_order": self.code_order}.items():
             if value is not None:
                 fields[name] = np.array(value, np.int64 if isinstance(value, (int, tuple)) else None)
         write_arrays(path, fields, archive=True)
@@ -299,6 +302,12 @@ class Packed(ABC):
                 for name in archive.names
                 if name in _SMALL and _checked_small(name, headers[name])
             }
+            order = small.pop("code_order", None)
+            if made.code_order is not None and (order is None or order.shape != () or order != made.code_order):
+                raise ValueError(
+                    f"its codes have order {1 if order is None else order} of bytes, where {made.code_order} is read; "
+                    "quantize the values again with this version"
+                )
             description = _described(small)
             # Placeholders without memory have the shapes of the file's arrays, so that a mismatch is refused before
             # data are read.
@@ -306,11 +315,11 @@ class Packed(ABC):
                 **{
                     name: np.broadcast_to(np.zeros((), h.dtype), h.shape)
                     for name, h in headers.items()
-                    if name not in small
+                    if name not in _SMALL
                 },
                 **description,
             )
-            return made(**{name: archive.read(name) for name in archive.names if name not in small}, **description)
+            return made(**{name: archive.read(name) for name in archive.names if name not in _SMALL}, **description)
 
 
 # {required names: (class, optional names)}
@@ -495,9 +504,8 @@ def unswizzle(swizzled: DeviceArray, outer: int, blocks: int, inner: int, stream
 # Files
 
 # Arrays that are read before all others, with the most bytes of each; bounds of packed sequences are checked by value.
-_SMALL = dict.fromkeys(("format", "role", "shape", "axis", "scale_layout", "dim", "global_scale"), 4096) | {
-    "cu_seqlens": 1 << 26
-}
+_NUMBERS = ("format", "role", "shape", "axis", "scale_layout", "dim", "global_scale", "code_order")
+_SMALL = dict.fromkeys(_NUMBERS, 4096) | {"cu_seqlens": 1 << 26}
 _KINDS = dict(format="U", role="U", scale_layout="U", axis="i", dim="i", global_scale="f")
 
 

@@ -230,7 +230,7 @@ def speed_of_path(entry: Entry, name: str, path, machine: Machine, blocks: int |
     return PathSpeed(name, len(path), pipes, trip, work, unit, speed, lowest, highest, peak)
 
 
-TILE_WAYS = ("plain", "raising", "masked", "sums", "smooth_q")
+TILE_WAYS = ("plain", "raising", "masked", "sums", "smooth_q", "smooth_sums")
 
 
 def paths_of(entry: Entry) -> dict[str, list[Instruction]]:

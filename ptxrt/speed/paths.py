@@ -87,8 +87,8 @@ def tile_paths(code: list[Instruction]) -> dict[str, list[Instruction]]:
 
     plain: no keys hidden, no maximum raised. raising: plain, with a higher maximum of a row. masked: keys hidden by
     position, as in causal attention. sums: no keys hidden, in a loop of its own or in the loop for all tiles, as with
-    return_lse. smooth_q: no keys hidden, starting at the mean scores. prologue, epilogue: from the start to the first
-    tile, and from the last tile to the end.
+    return_lse. smooth_q: no keys hidden, starting at the mean scores. smooth_sums: the same in the loop for all tiles,
+    as with return_lse. prologue, epilogue: from the start to the first tile, and from the last tile to the end.
     """
     loops = TileLoops(code)
     if not loops.own:
@@ -116,6 +116,8 @@ def tile_paths(code: list[Instruction]) -> dict[str, list[Instruction]]:
         instruction.opcode.startswith(("OMMA.SF", "QMMA.SF")) for instruction in found["plain"]
     ):
         found["sums"] = loops.way((summing or [general])[0])
+    if smooth != general:
+        found["smooth_sums"] = loops.way(general, loops.reading_means(general))
     flow = loops.flow
     outside = set(flow.order) - set().union(*loops.own.values())
     first = min(plain, general, key=lambda head: flow.order.index(head))

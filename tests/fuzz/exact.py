@@ -16,14 +16,15 @@ class Weights:
     """Bounds on the rounding error of a weight in a format.
 
     share: relative to the weight itself, half a unit in the last place. largest: relative to the largest of `run`
-    neighboring keys. floor: in units of 2^m, where codes or scales are subnormal; m lies `headroom` below the largest
-    score. divides: whether outputs are divided by the sum of rounded weights.
+    neighboring keys. floor: in units of 2^m, where codes or scales are subnormal; m lies at least `depth` below the
+    largest score and at most `headroom`. divides: whether outputs are divided by the sum of rounded weights.
     """
 
     share: float
     largest: float = 0.0
     run: int = 1
     floor: float = 0.0
+    depth: int = 0
     headroom: int = 0
     divides: bool = True
 
@@ -33,9 +34,9 @@ class Weights:
 WEIGHTS = {
     "bf16": Weights(2.0**-8, divides=False),
     "f16": Weights(2.0**-11, floor=2.0**-25, divides=False),
-    "mxfp8": Weights(2.0**-4, floor=2.0**-10, headroom=8),
-    "mxfp4": Weights(0.0, 1 / 3, 32, 2.0**-41),
-    "nvfp4": Weights(2.0**-4, 1 / 6, 16, 6 * 2.0**-10, 11),
+    "mxfp8": Weights(2.0**-4, floor=2.0**-10, depth=7, headroom=8),
+    "mxfp4": Weights(0.0, 1 / 3, 32, 2.0**-41, headroom=8),
+    "nvfp4": Weights(2.0**-4, 1 / 6, 16, 6 * 2.0**-10, depth=9, headroom=11),
 }
 # Half a unit in the last place of results, relative; and their largest value.
 OUTPUTS = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -116,7 +117,7 @@ def attention(
         sizes_of_row = np.abs(np.where(np.isfinite(base), base, 0.0)) + np.where(np.isfinite(shift), shift, 0.0)
         worst = seen_error.max(axis=-1, initial=0.0) + sizes_of_row * 2.0**-22
         factor = np.expm1(np.minimum(2 * worst + 2.0**-16, 50.0))[..., None]
-        unit_of_floor = np.maximum(2.0**-rounds.headroom, 2 * np.exp(np.minimum(sink - base, 0.0)))[..., None]
+        unit_of_floor = np.maximum(2.0**-rounds.depth, 2 * np.exp(np.minimum(sink - base, 0.0)))[..., None]
         costs = (
             weights * rounds.share
             + largest * rounds.largest

@@ -1,0 +1,37 @@
+// add_nonfinite: infinities and NaN of values in pages, in the outputs of the queries that see them.
+#include "kernel.cuh"
+#include "op/nonfinite.cuh"
+
+KERNEL(add_nonfinite, .threads = {op::nonfinite_threads}, .tile = {op::nonfinite_queries})
+(const uint8_t *codes,      // [pages, heads_kv, page, width]
+ const uint8_t *scales,     // [pages, heads_kv, page, blocks] or null
+ const int *block_table,    // [sequences, table]
+ const int *key_ends,       // [sequences]
+ const uint32_t *marks,     // [heads_kv, sequences]
+ const int *query_starts,   // [sequences] or null
+ const int *query_ends,     // [sequences] or null
+ __nv_bfloat16 *out_bf16,   // [batch, heads_kv, group, queries, dim_v] or null
+ __half *out_f16,           // [batch, heads_kv, group, queries, dim_v] or null
+ float *out_f32,            // [batch, heads_kv, group, queries, dim_v] or null
+ int holds, int is_f16, int keys, int left, int right, int pages, int heads_kv, int page, int width, int blocks,
+ int sequences, int table, int batch, int group, int queries, int dim_v, long long codes_page, long long codes_head,
+ long long codes_token, long long scales_page, long long scales_head, long long scales_token,
+ long long block_table_sequence, STRIDES_Q(out_bf16), STRIDES_Q(out_f16), STRIDES_Q(out_f32)) {
+    const int head = blockIdx.y, sequence = blockIdx.z;
+    if (!marks[head * sequences + sequence]) return;
+    const int begin = query_starts ? query_starts[sequence] : 0, end = query_ends ? query_ends[sequence] : queries;
+    const op::NonfiniteOutput out{out_bf16, out_f16, out_f32,
+                                  out_bf16  ? op::StridesQ THE_STRIDES_Q(out_bf16)
+                                  : out_f16 ? op::StridesQ THE_STRIDES_Q(out_f16)
+                                            : op::StridesQ THE_STRIDES_Q(out_f32)};
+    const op::PagedRows rows(codes, {codes_page, codes_head, codes_token}, scales,
+                             {scales_page, scales_head, scales_token}, head, width, blocks);
+    const op::PageTable pages_of(block_table + sequence * block_table_sequence, page, 1);
+    const op::SeenKeys seen(min(key_ends[sequence], keys), end - begin, left, right);
+    const auto add = [&](auto element) {
+        op::add_nonfinite<decltype(element)>(tile::RowFormat(holds), rows, pages_of, begin, end, seen, out,
+                                             query_starts ? 0 : sequence, head, group, dim_v);
+    };
+    if (is_f16) add(__half{});
+    else add(__nv_bfloat16{});
+}
