@@ -259,9 +259,9 @@ SINK_HEAD = """
 
 The score of one key is 8, 11 or 14 steps of log2 above the mean of 4095 others, which hold {shares} of the
 weight. Weights of about 2^-14 must survive beside a weight of 1: if they round to 0, the error is their share. S4096
-D128, 64 queries, all keys in one run; the values have a mean for each channel. *weights* compares with float64 attention of the values of
-the quantized operands, which leaves only the rounding of the weights; the bound applies to it. *inputs* compares with
-float64 attention of the inputs.
+D128, 64 queries, all keys in one run; the values have a mean for each channel. *weights* compares with float64
+attention of the values of the quantized operands, which leaves only the rounding of the weights; the bound applies to
+it. *inputs* compares with float64 attention of the inputs.
 """
 
 RULES_HEAD = """

@@ -50,15 +50,15 @@ HEADLINE = 128  # the head dimension at which launches, doubts and packers are r
 # Measured TFLOPS of whole launches on an H200, for operands quantized before: the table of docs/benchmarks.md.
 MEASURED_SHAPE = "b4 h32 s2048"
 MEASURED = {
-    "attention_bf16_dim128_dim_v128_bf16": 386.7,
-    "attention_mxfp8_dim128_dim_v128": 188.1,
-    "attention_mxfp8_bf16_dim128_dim_v128": 270.2,
-    "attention_nvfp4_dim128_dim_v128": 190.4,
-    "attention_nvfp4_mxfp8_dim128_dim_v128": 225.9,
-    "attention_nvfp4_bf16_dim128_dim_v128": 281.7,
-    "attention_mxfp4_dim128_dim_v128": 174.8,
-    "attention_mxfp4_mxfp8_dim128_dim_v128": 222.7,
-    "attention_mxfp4_bf16_dim128_dim_v128": 273.8,
+    "attention_bf16_dim128_dim_v128_bf16": 400.1,
+    "attention_mxfp8_dim128_dim_v128": 221.4,
+    "attention_mxfp8_bf16_dim128_dim_v128": 274.8,
+    "attention_nvfp4_dim128_dim_v128": 198.9,
+    "attention_nvfp4_mxfp8_dim128_dim_v128": 231.9,
+    "attention_nvfp4_bf16_dim128_dim_v128": 286.3,
+    "attention_mxfp4_dim128_dim_v128": 185.5,
+    "attention_mxfp4_mxfp8_dim128_dim_v128": 224.0,
+    "attention_mxfp4_bf16_dim128_dim_v128": 277.6,
 }
 # The same of quantizers: the share of a copy's rate on the same card, and that rate in GB/s, the mean of its range.
 MEASURED_COPY = 4250

@@ -99,7 +99,7 @@ def test_against_float64(machine, rng, qk, pv, name):
     seen = np.isfinite(want_lse)
     np.testing.assert_array_equal(row_max[seen], np.round(row_max[seen]))
     np.testing.assert_allclose(
-        (out[seen] / row_sum[seen][..., None]), got[seen], rtol=1e-5, atol=1e-4
+        (out[seen] / row_sum[seen][..., None]), got[seen], rtol=1e-5, atol=5e-4
     )  # the division happens elsewhere; weights far below the largest have more bits if maxima are an output
     log_sum = (row_max + np.log2(row_sum, where=seen, out=np.zeros_like(row_sum))) * np.log(2)
     assert np.abs(log_sum - want_lse)[seen].mean() <= ROUNDING[pv]  # the sum is of rounded weights

@@ -103,10 +103,11 @@ def _rows(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
 
 
 def _spoiled(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    """Examples of bytes, a few of which are infinities and NaN in bfloat16, float16 or e4m3."""
+    """Examples of bytes, a few of which, more in the first columns, are infinities and NaN in bfloat16, float16 or
+    e4m3."""
     codes = _rows(rng, member, shape, axes)
     pairs = codes.view("<u2")
-    chosen = rng.random(pairs.shape) < 0.002
+    chosen = rng.random(pairs.shape) < np.where(np.arange(pairs.shape[-1]) < 4, 0.3, 0.002)
     pairs[chosen] = rng.choice(np.uint16([0x7F80, 0xFF80, 0x7FC0, 0x7C00, 0xFC00, 0x7E00]), chosen.sum())
     return codes
 
