@@ -17,21 +17,17 @@ KERNEL(add_nonfinite, .threads = {op::nonfinite_threads}, .tile = {op::nonfinite
  int sequences, int table, int batch, int group, int queries, int dim_v, long long codes_page, long long codes_head,
  long long codes_token, long long scales_page, long long scales_head, long long scales_token,
  long long block_table_sequence, STRIDES_Q(out_bf16), STRIDES_Q(out_f16), STRIDES_Q(out_f32)) {
-    const int head = blockIdx.y, sequence = blockIdx.z;
-    if (!marks[head * sequences + sequence]) return;
-    const int begin = query_starts ? query_starts[sequence] : 0, end = query_ends ? query_ends[sequence] : queries;
-    const op::NonfiniteOutput out{out_bf16, out_f16, out_f32,
-                                  out_bf16  ? op::StridesQ THE_STRIDES_Q(out_bf16)
-                                  : out_f16 ? op::StridesQ THE_STRIDES_Q(out_f16)
-                                            : op::StridesQ THE_STRIDES_Q(out_f32)};
-    const op::PagedRows rows(codes, {codes_page, codes_head, codes_token}, scales,
-                             {scales_page, scales_head, scales_token}, head, width, blocks);
-    const op::PageTable pages_of(block_table + sequence * block_table_sequence, page, 1);
-    const op::SeenKeys seen(min(key_ends[sequence], keys), end - begin, left, right);
-    const auto add = [&](auto element) {
-        op::add_nonfinite<decltype(element)>(tile::RowFormat(holds), rows, pages_of, begin, end, seen, out,
-                                             query_starts ? 0 : sequence, head, group, dim_v);
-    };
-    if (is_f16) add(__half{});
-    else add(__nv_bfloat16{});
+    op::add_nonfinite(
+        marks, sequences, is_f16 != 0, tile::RowFormat(holds),
+        {codes,
+         {codes_page, codes_head, codes_token},
+         scales,
+         {scales_page, scales_head, scales_token},
+         int(blockIdx.y),
+         width,
+         blocks},
+        {block_table + blockIdx.z * block_table_sequence, page, 1},
+        {query_starts, query_ends, queries, min(key_ends[blockIdx.z], keys), left, right},
+        {out_bf16, out_f16, out_f32, THE_STRIDES_Q(out_bf16), THE_STRIDES_Q(out_f16), THE_STRIDES_Q(out_f32)}, group,
+        dim_v);
 }

@@ -20,8 +20,9 @@ def test_a_bit_more_is_another_digest():
 
 
 def test_everything_is_recorded():
-    names = [name for _, name, _ in digests.chosen([])]
-    assert len(names) == 2 * len(set(names))  # once in each text
+    runs = [(text, name) for text, name, _ in digests.chosen([])]
+    assert len(runs) == len(set(runs)) and {text for text, _ in runs} == set(digests.TEXTS)
+    names = [name for _, name in runs]
     kernels = {f"{kernel.name}/{case.id}" for kernel in ptxrt.kernels().values() for case in kernel.cases}
     assert kernels <= set(names)
     for formats in ATTENTION:
@@ -39,9 +40,10 @@ def test_whole_and_half_blocks_are_recorded_where_there_are_both():
         (entry,) = (launch.entry for launch in trace.launches if launch.kernel == "attention_nvfp4")
         return entry
 
-    runs = {name: run for text, name, run in digests.chosen(["native/attention/nvfp4/64x64/plain/*"])}
-    assert entry(runs["attention/nvfp4/64x64/plain/half"]).endswith("_half")
-    assert not entry(runs["attention/nvfp4/64x64/plain/whole"]).endswith("_half")
+    plain = "attention/nvfp4+nvfp4/64x64/plain"
+    runs = {name: run for _, name, run in digests.chosen([f"native/{plain}/*"])}
+    assert entry(runs[f"{plain}/half"]).endswith("_half")
+    assert not entry(runs[f"{plain}/whole"]).endswith("_half")
 
 
 def test_a_record_is_compared_with_another(tmp_path, monkeypatch, capsys):

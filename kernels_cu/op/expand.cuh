@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "../kernel.cuh"
+#include "../ptx/atom.cuh"
 #include "../ptx/cvt.cuh"
-#include "../ptx/red.cuh"
 #include "../tile/cached_rows.cuh"
 #include "../tile/format.cuh"
 #include "../tile/narrow.cuh"

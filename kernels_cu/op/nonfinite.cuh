@@ -39,39 +39,47 @@ struct Nonfinite {
     }
 };
 
-// An output with strides in elements; at most one of the three pointers is not null.
-struct NonfiniteOutput {
+// The outputs of attention, of which one is not null.
+struct NonfiniteOutputs {
     __nv_bfloat16 *bf16;
     __half *f16;
     float *f32;
-    StridesQ strides;
+    StridesQ bf16_strides, f16_strides, f32_strides;
 
-    __device__ void store(size_t at, float value) const {
-        if (bf16) bf16[at] = __float2bfloat16_rn(value);
-        if (f16) f16[at] = __float2half_rn(value);
-        if (f32) f32[at] = value;
+    __device__ void store(int batch, int head, int group, int query, int column, float value) const {
+        const auto at = [&](const StridesQ &strides) {
+            return batch * strides.batch + head * strides.head + group * strides.group + query * strides.query + column;
+        };
+        if (bf16) bf16[at(bf16_strides)] = __float2bfloat16_rn(value);
+        if (f16) f16[at(f16_strides)] = __float2half_rn(value);
+        if (f32) f32[at(f32_strides)] = value;
     }
 };
 
-// What the keys of a sequence are to its queries: query i sees the keys i + first .. i + end - 1 that exist.
+// The queries of the sequences, all or packed, and the keys that they see: query i of a sequence the existing ones
+// among i + first .. i + end - 1.
 struct SeenKeys {
-    int keys, first, end;
+    int batch, begin_query, end_query, keys, first, end;
 
-    __device__ SeenKeys(int keys, int queries, int left, int right)
-        : keys(keys), first(keys - queries - min(left, keys)), end(keys - queries + min(right, queries - 1) + 1) {}
+    __device__ SeenKeys(const int *query_starts, const int *query_ends, int queries, int keys, int left, int right)
+        : batch(query_starts ? 0 : blockIdx.z), begin_query(query_starts ? query_starts[blockIdx.z] : 0),
+          end_query(query_ends ? query_ends[blockIdx.z] : queries), keys(keys) {
+        const int count = end_query - begin_query;
+        first = keys - count - min(left, keys);
+        end = keys - count + min(right, count - 1) + 1;
+    }
 };
 
 // Replaces elements of outputs in the columns of values that are not finite, of rows that see their keys, by the sum of
-// these values. Only heads and sequences with a mark other than 0 are looked at. The grid is queries, heads, sequences.
+// these values. The grid is queries, heads, sequences.
 template <class Element>
-__device__ inline void add_nonfinite(RowFormat format, const PagedRows &rows, const PageTable &table, int begin_query,
-                                     int end_query, const SeenKeys &seen, const NonfiniteOutput &out, int batch,
-                                     int head, int group, int dim) {
+__device__ inline void add_nonfinite_values(RowFormat format, const PagedRows &rows, const PageTable &table,
+                                            const SeenKeys &seen, const NonfiniteOutputs &out, int group, int dim) {
     const int eights = dim / 8, step = nonfinite_threads / eights, lane = threadIdx.x / eights,
-              column = threadIdx.x % eights * 8, first_query = blockIdx.x * nonfinite_queries;
+              column = threadIdx.x % eights * 8, first_query = blockIdx.x * nonfinite_queries,
+              end_query = min(first_query + nonfinite_queries, seen.end_query - seen.begin_query);
     if (lane >= step) return;
-    for (int query = first_query + lane; query < min(first_query + nonfinite_queries, end_query - begin_query);
-         query += step) {
+    for (int query = first_query + lane; query < end_query; query += step) {
         Nonfinite found;
         for (int key = max(query + seen.first, 0); key < min(query + seen.end, seen.keys); ++key) {
             const PageTable::Place place = table.place(key);
@@ -81,13 +89,20 @@ __device__ inline void add_nonfinite(RowFormat format, const PagedRows &rows, co
             found.add<Element>(expand_eight<Element>(format, codes, scales, column));
         }
         if (!found.any()) continue;
-        for (int member = 0; member < group; ++member) {
-            const size_t at = batch * out.strides.batch + head * out.strides.head + member * out.strides.group +
-                              (begin_query + query) * out.strides.query + column;
+        for (int member = 0; member < group; ++member)
             for (int i = 0; i < 8; ++i)
-                if (found.has(i)) out.store(at + i, found.sum(i));
-        }
+                if (found.has(i))
+                    out.store(seen.batch, blockIdx.y, member, seen.begin_query + query, column + i, found.sum(i));
     }
+}
+
+// The same of values in float16 or bfloat16, for heads and sequences with a mark other than 0.
+__device__ inline void add_nonfinite(const uint32_t *marks, int sequences, bool is_f16, RowFormat format,
+                                     const PagedRows &rows, const PageTable &table, const SeenKeys &seen,
+                                     const NonfiniteOutputs &out, int group, int dim) {
+    if (!marks[blockIdx.y * sequences + blockIdx.z]) return;
+    if (is_f16) add_nonfinite_values<__half>(format, rows, table, seen, out, group, dim);
+    else add_nonfinite_values<__nv_bfloat16>(format, rows, table, seen, out, group, dim);
 }
 
 }   // namespace op

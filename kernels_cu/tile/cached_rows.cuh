@@ -295,24 +295,23 @@ struct ValueScales {
     __device__ int groups(int columns) const { return (columns + (1 << shift) - 1) >> shift; }
 };
 
-// The layout of a tile of block_tiles.cuh whose rows are tokens: KeyTile, or SharedTile of values in 16 bits.
+// The layout of a tile of block_tiles.cuh whose rows are tokens: KeyTile, or SharedTile of values in 16 bits. What the
+// row adds to the number of a chunk, and the place of the row, are parts of its number, cut out by shifts and masks.
 struct TileRows {
-    int chunks, power;
-    bool keys;
+    int chunks;
+    unsigned near_shift, far_shift, far_bits, swizzled, exchanged;
 
-    __device__ TileRows(int row_bytes, bool keys)
-        : chunks(row_bytes / 16), power(chunks % 8 == 0           ? 3
-                                        : chunks % 4 == 0         ? 2
-                                        : chunks % 2 == 0 || keys ? 1
-                                                                  : 0),
-          keys(keys) {}
-    __device__ int index(int row, int chunk) const {
-        const bool exchanged = keys && power == 1;
-        const int place = exchanged ? row ^ (row >> 3 & 1) << 1 : row, near = row >> (3 - power),
-                  far = exchanged ? row >> 4
-                        : keys    ? (row >> 3 & 3) << (power > 2 ? 1 : 0)
-                                  : 0;
-        return place * chunks + (chunk ^ ((near ^ far) & ((1 << power) - 1)));
+    __device__ TileRows(int row_bytes, bool keys) : chunks(row_bytes / 16) {
+        const int power = chunks % 8 == 0 ? 3 : chunks % 4 == 0 ? 2 : chunks % 2 == 0 || keys ? 1 : 0;
+        near_shift = 3 - power;
+        swizzled = (1 << power) - 1;
+        far_shift = 5 - power;   // of key tiles: bits 3 and 4, or bit 4 alone
+        far_bits = !keys ? 0 : power == 3 ? 6 : power == 2 ? 3 : 1;
+        exchanged = keys && power == 1 ? 2 : 0;
+    }
+    __device__ int index(unsigned row, unsigned chunk) const {
+        const unsigned place = row ^ (row >> 2 & exchanged);
+        return place * chunks + (chunk ^ ((row >> near_shift ^ (row >> far_shift & far_bits)) & swizzled));
     }
 };
 
