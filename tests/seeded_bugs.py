@@ -1569,8 +1569,8 @@ BUGS = [
         "keys_of_a_tile_swizzled_alike",
         FEW,
         "tile/cached_rows.cuh",
-        "(near ^ far) & ((1 << power) - 1)",
-        "(near | far) & ((1 << power) - 1)",
+        "(row >> near_shift ^ (row >> far_shift & far_bits)) & swizzled",
+        "(row >> near_shift | (row >> far_shift & far_bits)) & swizzled",
     ),
     Bug(
         "cache",
