@@ -1879,11 +1879,11 @@ BUGS = [
     ),
     Bug(
         "operands",
-        "rows_of_a_tile_swizzled_alike",
+        "rows_of_a_tile_placed_by_another_bit",
         "pack_keys_mxfp4",
         "tile/block_tiles.cuh",
-        "return (near ^ far) & (swizzled_chunks - 1);",
-        "return (near | far) & (swizzled_chunks - 1);",
+        "row ^ (row >> 3 & 1) << 1",
+        "row ^ (row >> 4 & 1) << 1",
     ),
     Bug(
         "operands",
