@@ -816,6 +816,17 @@ def test_what_is_not_finite_reaches_the_queries_that_see_it(machine, rng, format
     np.testing.assert_array_equal(got[0, 2:], want[0, 2:])
 
 
+def test_rows_that_are_nan_for_another_reason_stay_so(machine, rng):
+    """A query that sees NaN in K is NaN everywhere, also in the column of an infinity in V."""
+    k, v = sequences(rng, [60])
+    k[0][50, 0, 3], v[0][20, 0, 5] = np.nan, np.inf
+    cache, table = filled(rng, k, v, [60], format="bf16")
+    got = ptxrt.attention_paged(normal(rng, 1, 2 * HEADS, 40, DIM), cache, table, [60]).astype(np.float32)
+    sees = np.arange(40) + 20 >= 50
+    assert np.isnan(got[0, :2, sees]).all() and np.isposinf(got[0, :2, ~sees, 5]).all()
+    assert np.isfinite(got[0, 2:]).all()
+
+
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("format", ["bf16", "f16"])
 @pytest.mark.parametrize("options", [{}, dict(window=(20, 0)), dict(causal=False), dict(layout="bshd")], ids=str)

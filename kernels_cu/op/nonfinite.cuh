@@ -46,13 +46,14 @@ struct NonfiniteOutputs {
     float *f32;
     StridesQ bf16_strides, f16_strides, f32_strides;
 
-    __device__ void store(int batch, int head, int group, int query, int column, float value) const {
+    // Adds a value that is not finite. NaN for another reason stays NaN.
+    __device__ void add(int batch, int head, int group, int query, int column, float value) const {
         const auto at = [&](const StridesQ &strides) {
             return batch * strides.batch + head * strides.head + group * strides.group + query * strides.query + column;
         };
-        if (bf16) bf16[at(bf16_strides)] = __float2bfloat16_rn(value);
-        if (f16) f16[at(f16_strides)] = __float2half_rn(value);
-        if (f32) f32[at(f32_strides)] = value;
+        if (bf16) bf16[at(bf16_strides)] = __float2bfloat16_rn(__bfloat162float(bf16[at(bf16_strides)]) + value);
+        if (f16) f16[at(f16_strides)] = __float2half_rn(__half2float(f16[at(f16_strides)]) + value);
+        if (f32) f32[at(f32_strides)] += value;
     }
 };
 
@@ -70,8 +71,8 @@ struct SeenKeys {
     }
 };
 
-// Replaces elements of outputs in the columns of values that are not finite, of rows that see their keys, by the sum of
-// these values. The grid is queries, heads, sequences.
+// Adds values that are not finite to the outputs of the rows that see their keys, in their columns. The grid is
+// queries, heads, sequences.
 template <class Element>
 __device__ inline void add_nonfinite_values(RowFormat format, const PagedRows &rows, const PageTable &table,
                                             const SeenKeys &seen, const NonfiniteOutputs &out, int group, int dim) {
@@ -92,7 +93,7 @@ __device__ inline void add_nonfinite_values(RowFormat format, const PagedRows &r
         for (int member = 0; member < group; ++member)
             for (int i = 0; i < 8; ++i)
                 if (found.has(i))
-                    out.store(seen.batch, blockIdx.y, member, seen.begin_query + query, column + i, found.sum(i));
+                    out.add(seen.batch, blockIdx.y, member, seen.begin_query + query, column + i, found.sum(i));
     }
 }
 

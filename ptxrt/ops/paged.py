@@ -174,8 +174,8 @@ def attention_paged(
     queries, keys and values: not on the batch and its order, the size and order of pages, the width of the table, the
     splits, or the device's number of multiprocessors. Up to 16 queries at the end of a sequence have the bits of calls
     of one query at a time; with cu_seqlens_q on a device only if the call has at most 16 queries for each sequence on
-    average. A length of 0 gives 0 and an lse of -inf (or the sink). A NaN in a row of K, and a
-    NaN or an infinity in a row of V, reaches only the queries that see it. A NumPy array q gives NumPy results.
+    average. A length of 0 gives 0 and an lse of -inf (or the sink). A NaN in a row of K, and a NaN or an infinity in a
+    row of V, reaches only the queries that see it. A NumPy array q gives NumPy results.
 
     Args:
         q: float32, float16 or bfloat16, on any strides. Q and K, and P and V, are multiplied in the format

@@ -230,10 +230,11 @@ def add_nonfinite(
 ):
     """Add infinities and NaN of values in pages to attention of the same values with zeros in their place.
 
-    An output element becomes the sum of the values of its column that are not finite, of the keys that its query sees:
-    NaN, or an infinity if all have its sign. Other elements are not written. holds: as in `expand_pages`. is_f16: 1
-    where values are float16, 0 where they are bfloat16. marks: heads and sequences with a mark of 0 are left out.
-    Windows and packed sequences are those of `attention_bf16`; each sequence has at most `keys` keys.
+    An output element gets the values of its column that are not finite, of the keys that its query sees: it becomes
+    NaN, or an infinity if all have its sign and it was not NaN before. Other elements are not written. holds: as in
+    `expand_pages`. is_f16: 1 where values are float16, 0 where they are bfloat16. marks: heads and sequences with a
+    mark of 0 are left out. Windows and packed sequences are those of `attention_bf16`; each sequence has at most `keys`
+    keys.
     """
     (out,) = (x for x in (out_bf16, out_f16, out_f32) if x is not None)
     element = np.float16 if is_f16 else bf16.dtype
@@ -257,4 +258,6 @@ def add_nonfinite(
             with np.errstate(invalid="ignore"):
                 total = bad[max(at - int(left), 0) : max(min(at + int(right) + 1, end), 0)].sum(axis=0)
             spoiled = ~np.isfinite(total)
-            out[0 if query_starts is not None else sequence, head, :, begin + query, spoiled] = total[spoiled, None]
+            of_query = out[0 if query_starts is not None else sequence, head, :, begin + query]
+            with np.errstate(invalid="ignore"):
+                of_query[:, spoiled] = of_query[:, spoiled].astype(np.float32) + total[spoiled]
