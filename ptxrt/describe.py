@@ -36,7 +36,8 @@ def compiled_table(
     """Return a header and one row for each entry: block, tile, shared memory, registers and spills by target.
 
     chosen: the units to list; None for all of the kernel. partial: whether cells may say that a unit is not built or
-    not assembled for a target; otherwise that is a BuildError. recorded: figures of targets that the build left out.
+    not assembled for a target; otherwise that is a BuildError. recorded: figures to write in place of the build's, so
+    that a page does not depend on the targets that were built.
     """
     rows, recorded = [], recorded or {}
     for unit in kernel.units if chosen is None else chosen:
@@ -57,7 +58,7 @@ def compiled_table(
                 target: "none" if figures or not has(unit.name, entry, target) else "not assembled"
                 for target in TARGETS
             }
-            written = {target: registers(found) for target, found in (known | figures).items()}
+            written = {target: registers(found) for target, found in (figures | known).items()}
             cells = [written.get(target, absent[target]) for target in TARGETS]
             rows.append([entry, product(fact.threads), product(fact.tile), str(fact.shared_bytes + static), *cells])
     return [["entry", "block", "tile", "shared bytes", *(f"{target} registers" for target in TARGETS)], *rows]
@@ -147,7 +148,7 @@ def kernel_lines(kernel: Kernel, chosen: Sequence[Unit]) -> Iterator[str]:
 
 
 def kernels_markdown(kernels: dict[str, Kernel], recorded: Recorded | None = None) -> str:
-    """Write docs/kernels.md: every declared kernel. recorded: figures of targets that a quick build leaves out."""
+    """Write docs/kernels.md: every declared kernel. recorded: figures in place of the build's."""
     lines = [
         "# Kernels",
         "",

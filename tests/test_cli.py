@@ -507,7 +507,7 @@ def test_check_reports_failures(monkeypatch):
 
 
 def test_kernel_documentation_is_fresh():
-    """On every target; a quick build has figures of sm_120a, the record those of the others."""
+    """Its figures are those of the record, in a quick build as in a full one."""
     from ptxrt.describe import TARGETS, kernels_markdown
 
     page = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
