@@ -6,6 +6,7 @@ of global memory and bank conflicts of shared memory, each by line. None is a ti
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from collections.abc import Callable
@@ -161,7 +162,7 @@ def table(heads: list[str], rows: list[tuple]) -> str:
 
 def beside(runs: dict[str, Run], width: int = 56) -> str:
     """Return the executed PTX lines of the runs side by side, with the mean number of executions by each thread of the
-    launch."""
+    launch. A single run fills two columns."""
     most = {name: max(line.threads for line in run.lines) for name, run in runs.items()}
     first = {name: run.lines[0].threads for name, run in runs.items()}
     columns = []
@@ -171,6 +172,10 @@ def beside(runs: dict[str, Run], width: int = 56) -> str:
             times = f"{line.threads / first[name]:.2g}".rjust(max(2, len(f"{most[name] / first[name]:g}")))
             words.append(f"{times} {' '.join(line.text.split())}"[: width - 2])
         columns.append(words)
+    if len(columns) == 1:
+        (words,) = columns
+        half = 2 + (len(words) - 1) // 2
+        columns = [words[:half], ["", "", *words[half:]]]
     count = max(map(len, columns))
     rows = [[column[i] if i < len(column) else "" for column in columns] for i in range(count)]
     return "```\n" + "\n".join("".join(cell.ljust(width) for cell in row).rstrip() for row in rows) + "\n```\n"
@@ -234,6 +239,9 @@ A launch of 3 x 2 x 4 blocks of 8 x 4 x 3 threads returns, among others:
 
 {words}
 
+## The PTX
+
+{beside({"thread_identity": run})}
 The next lessons: [a transposition](transpose.md), [a quantizer](quantizer.md), [attention in one
 launch](fused_attention.md).
 """
@@ -263,7 +271,7 @@ def transpose_page() -> str:
             f"1 to write, {1 + runs['transpose_unpadded'].passes * 32 // x.size} to read",
         ),
     ]
-    pair = {name: runs[name] for name in _TRANSPOSES[:2]}
+    pairs = [{name: runs[name] for name in names} for names in (_TRANSPOSES[:2], _TRANSPOSES[1:])]
     return f"""# A transposition: coalescing and banks
 
 Three kernels transpose a matrix of {size} x {size} float32. Their results are equal. They differ in the addresses that
@@ -290,7 +298,10 @@ instructions.
 {shares(runs)}
 ## The PTX side by side
 
-{beside(pair)}
+{beside(pairs[0])}
+Padding changes the addresses of the tile alone: a row is 33 floats, 132 bytes, and not 128.
+
+{beside(pairs[1])}
 `ptxrt --bank-conflicts run transpose_tiled ...` counts passes of any call; `ptxrt show transpose_tiled --ptx` prints
 the whole text. `transpose_unpadded` is in `docs/lessons/lessons.cu`.
 """
@@ -325,7 +336,8 @@ def quantizer_page() -> str:
         ("bytes of sectors for a byte wanted", *(f"{run.wasted():.3g}" for run in runs.values())),
         ("instructions of a thread for each value", *(f"{run.instructions:.1f}" for run in runs.values())),
     ]
-    pair = {name: runs[name] for name in list(runs)[:2]}
+    pair, shipped_run = {name: runs[name] for name in list(runs)[:2]}, runs["quantize_mxfp4_f32"]
+    per_thread = x.size // shipped_run.lines[0].threads
     return f"""# A quantizer: one thread, one warp, as shipped
 
 MXFP4 divides a row into blocks of 32 values with one scale byte each. Three kernels quantize
@@ -352,6 +364,9 @@ possible.
 ## The PTX side by side
 
 {beside(pair)}
+The kernel as shipped, whose threads each take {per_thread} values:
+
+{beside({"quantize_mxfp4_f32": shipped_run})}
 `ptxrt show quantize_mxfp4 --ptx` prints the shipped text, and [one kernel from call to
 SASS](../explanation/one_kernel.md) explains it. The other two are in `docs/lessons/lessons.cu`.
 """
@@ -373,7 +388,7 @@ def unfused_page() -> str:
         with ptxrt.trace() as one:
             fused = ptxrt.attention(q, k, v)
     exact, _ = exact_attention(q, k, v)
-    errors = [ptxrt.compare(each, exact).relative_l2 for each in (unfused, fused)]
+    distances = [ptxrt.compare(each, exact).relative_l2 for each in (unfused, fused)]
 
     def moved(length, head_dim, heads=32):
         small, square = 2 * heads * length * head_dim, heads * length * length
@@ -411,12 +426,12 @@ for {heads} heads of {queries} queries and keys of {dim} columns in bf16:
                 (
                     "`matmul`, `softmax_rows`, `matmul`",
                     ", ".join(f"`{launch.entry}`" for launch in three),
-                    f"{errors[0]:.1e}",
+                    f"{distances[0]:.1e}",
                 ),
                 (
                     "`attention`",
                     ", ".join(f"`{launch.entry}`" for launch in one),
-                    f"{errors[1]:.1e}",
+                    f"{distances[1]:.1e}",
                 ),
             ],
         )
@@ -446,10 +461,10 @@ V and O move through memory. For 32 heads of 128 columns, computed from the shap
         )
     }
 The last three columns are computed for an RTX 5090, and no such card was measured. They take bytes at 1792 GB/s,
-products at 209.5 TFLOPS in bf16, and the fused kernel from the [static model](../speed.md), which is 17 to 46 % too
-fast on the H200. The times of the bytes and of the products are lower bounds of the three launches; caches absorb part
-of the bytes while the scores of a head fit into them. (`softmax_rows` reads a row three times. Two of the reads hit
-caches and are not counted.)
+products at 209.5 TFLOPS in bf16, and the fused kernel from the [static model](../speed.md), which is
+{model_errors()} too fast on the H200. The times of the bytes and of the products are lower bounds of the three
+launches; caches absorb part of the bytes while the scores of a head fit into them. (`softmax_rows` reads a row three
+times. Two of the reads hit caches and are not counted.)
 
 ## What fusing needs
 
@@ -467,13 +482,21 @@ _BANDWIDTH, _RATE = 1792e9, 209.5e12  # RTX 5090, bytes and bf16 flops per secon
 
 
 @cache
-def fused_rate() -> float:
-    """Return the useful flops per second of bf16 attention at head dimension 128 on an RTX 5090, from the record of the
-    model."""
-    import json
+def record() -> dict:
+    """Return the record of the speed model."""
+    return json.loads((FOLDER.parent.parent / "tests" / "speed_figures.json").read_text(encoding="utf-8"))
 
-    record = json.loads((FOLDER.parent.parent / "tests" / "speed_figures.json").read_text())
-    return 1e12 * record["entries"]["attention_bf16_dim128_dim_v128_bf16"]["paths"]["plain"][0]
+
+def model_errors() -> str:
+    """Return between which errors the model's attention lies on the H200."""
+    attention = [found for found in record()["H200"].values() if found["unit"] == "TFLOPS"]
+    errors = [100 * (found["model"] / found["measured"] - 1) for found in attention]
+    return f"{min(errors):.0f} to {max(errors):.0f} %"
+
+
+def fused_rate() -> float:
+    """Return the model's useful flops per second of bf16 attention at head dimension 128 on an RTX 5090."""
+    return 1e12 * record()["entries"]["attention_bf16_dim128_dim_v128_bf16"]["paths"]["plain"][0]
 
 
 PAGES = {

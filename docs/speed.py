@@ -326,6 +326,12 @@ def decoding_table(record: dict) -> str:
     )
 
 
+def errors(record: dict, figure: str = "model") -> str:
+    """Return between which errors a figure of the model lies for attention on the H200."""
+    found = [each[figure] / each["measured"] - 1 for each in record["H200"].values() if each["unit"] == "TFLOPS"]
+    return f"{100 * min(found):.0f} to {100 * max(found):.0f} %"
+
+
 def h200_table(record: dict) -> str:
     def row(name: str, found: dict, columns: tuple[str, ...]) -> list[str]:
         cells = [f"{found['measured']:.0f}"]
@@ -343,14 +349,6 @@ def h200_table(record: dict) -> str:
     ]
     if not attention:
         return ""
-    errors = [found["model"] / found["measured"] - 1 for found in record["H200"].values() if found["unit"] == "TFLOPS"]
-    others = [
-        found["measured rate"] / found["measured"] - 1 for found in record["H200"].values() if found["unit"] == "TFLOPS"
-    ]
-
-    def between(values: list[float]) -> str:
-        return f"{100 * min(values):.0f} to {100 * max(values):.0f} %"
-
     return (
         "## The model beside measured times\n\n"
         "On an H200 the portable build multiplies in 16 bits. The measured figures are those of "
@@ -363,12 +361,12 @@ def h200_table(record: dict) -> str:
         + "\n"
         + table(["quantizer", "measured GB/s", "model", "error"], streams)
         + f"""
-The model of attention is too fast everywhere, by {between(errors)}. The following effects are missing in the model and may
+The model of attention is too fast everywhere, by {errors(record)}. The following effects are missing in the model and may
 explain the error; none was measured separately:
 
 - The clock. The model assumes 1.83 GHz; a card that multiplies without pause lowers its clock. `mma_rate_bf16` reaches
   546 TFLOPS, which is 7.25 cycles per MMA at 1.83 GHz; the table has 6.5. The last two columns use 7.25 cycles, and an
-  error of {between(others)} remains.
+  error of {errors(record, "measured rate")} remains.
 - The first tile of each block. Loops in prologues and epilogues count once, and the copies of a tile are assumed to be
   complete when the block needs it.
 - Conflicts in shared memory, and between warps that read fragments and copies that arrive. The portable builds of block

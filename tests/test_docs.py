@@ -1,6 +1,7 @@
 """The pages of docs/ and README.md: their code blocks run; links and the navigation of the site are valid."""
 
 import fnmatch
+import json
 import re
 import shutil
 from pathlib import Path
@@ -116,6 +117,19 @@ def test_readme_is_short():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert 60 <= len(lines) <= 80 and max(map(len, lines)) <= 120
     assert len([line for line in lines if line.startswith("![")]) == 1
+
+
+def test_readme_has_the_figures_of_the_speed_model():
+    pages, words = script("docs/speed.py"), " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    record = json.loads(pages.RECORD.read_text(encoding="utf-8"))
+    rate = {
+        name: f"{record['entries'][f'attention_{name}_dim128_dim_v128{suffix}']['paths']['plain'][0]:.0f}"
+        for name, suffix in (("nvfp4", ""), ("mxfp4", ""), ("mxfp8", ""), ("bf16", "_bf16"))
+    }
+    assert (
+        f"{rate['nvfp4']} useful TFLOPS in nvfp4, {rate['mxfp4']} in mxfp4, {rate['mxfp8']} in mxfp8 and "
+        f"{rate['bf16']} in bf16; on the H200 the same model is {pages.errors(record)} too fast"
+    ) in words
 
 
 def test_figures_are_those_of_the_script(tmp_path):
