@@ -173,6 +173,7 @@ class ProductOptions(TypedDict, total=False):
 
     a_format: FloatFormatName | OperandFormatName | None
     b_format: FloatFormatName | OperandFormatName | None
+    transpose_b: bool
     bias: Array | None
     activation: Activation | tuple[Activation, dict[str, float]] | None
     residual: Array | None
@@ -192,7 +193,6 @@ class ProductOptions(TypedDict, total=False):
 class MatrixOptions(ProductOptions, total=False):
     """Keyword arguments of `matmul` except `out_format`."""
 
-    transpose_b: bool
     alpha: Number
     a_norm: Array | None
     a_eps: Number

@@ -64,6 +64,20 @@ def test_groups_have_the_bits_of_products_alone(text_machine, pair, sizes):
     np.testing.assert_array_equal(packed.codes, ptxrt.quantize(got, "mxfp8", scale_rule="rceil", pad=True).codes)
 
 
+@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
+def test_matrices_may_lie_along_k_first(text_machine, on_device):
+    """b [groups, K, N] gives the bits of b [groups, N, K]; group 1 is empty, group 2 has more than 64 rows."""
+    starts = np.array([0, 3, 3, 73], np.int32)
+    a, b = operand("bf16", 73, 40), operand("bf16", 3, 40, 24, seed=1)
+    want = ptxrt.matmul_grouped(a, np.ascontiguousarray(b.swapaxes(-1, -2)), starts)
+    if on_device:
+        a, b = ptxrt.to_device(a), ptxrt.to_device(b)
+    got = ptxrt.matmul_grouped(a, b, starts, transpose_b=False)
+    np.testing.assert_array_equal(np.asarray(got.to_numpy() if on_device else got), want)
+    exact = np.asarray(operand("bf16", 73, 40), np.float64)[4] @ np.asarray(operand("bf16", 3, 40, 24, seed=1))[2]
+    np.testing.assert_allclose(want[4].astype(np.float64), exact, rtol=0.01, atol=0.01)
+
+
 @pytest.mark.parametrize("cols", [32, 64, 96, 128])
 @pytest.mark.parametrize("format, rule", [("mxfp8", "rceil"), ("mxfp4", "even")])
 @pytest.mark.parametrize("sizes", [(2, 3), (70, 0, 5, 1), (70, 65)], ids=str)
@@ -321,6 +335,22 @@ IDS = np.zeros((4, 2), np.int32)
         (
             r"out_global_scale is float32 \[2\]; pass one number, or float32 \[3\]",
             lambda: ptxrt.matmul_grouped(A, W, [0, 2, 4, 6], out_format="nvfp4", out_global_scale=[0.5, 1.0]),
+        ),
+        (
+            r"a has shape \[6, 32\], b \[32, 8\]; pass a \[T, K\] and b \[groups, K, N\]",
+            lambda: ptxrt.matmul_grouped(A, W[0].T, [0, 6], transpose_b=False),
+        ),
+        (
+            r"^matmul_grouped: transpose_b=False takes b of 16 bits",
+            lambda: ptxrt.matmul_grouped(A, W, [0, 2, 4, 6], b_format="mxfp4", transpose_b=False),
+        ),
+        (
+            r"^matmul_grouped: .*\[.., K, N\] has K = 8",
+            lambda: ptxrt.matmul_grouped(A, W, [0, 2, 4, 6], transpose_b=False),
+        ),
+        (
+            r"the other way round: pass transpose_b=False",
+            lambda: ptxrt.matmul_grouped(A, W.swapaxes(-1, -2), [0, 2, 4, 6]),
         ),
         ("there are 3 experts", lambda: ptxrt.route(IDS + 3, 3)),
         ("experts is 0", lambda: ptxrt.route(IDS, 0)),

@@ -252,6 +252,7 @@ def matmul_grouped(
     rows: WholeNumbers | None = None,
     a_format: FloatFormatName | OperandFormatName | None = None,
     b_format: FloatFormatName | OperandFormatName | None = None,
+    transpose_b: bool = True,
     alpha: Number | Array = 1.0,
     bias: Array | None = None,
     activation: Activation | tuple[Activation, dict[str, float]] | None = None,
@@ -275,7 +276,7 @@ def matmul_grouped(
 
     Args:
         a: Rows, as in `matmul`.
-        b: One matrix for each group, as in `matmul`.
+        b: One matrix for each group, as in `matmul`; with transpose_b=False [groups, K, N], which is copied.
         group_starts: int32 [groups + 1]: rows group_starts[g] to group_starts[g + 1] are multiplied by b[g]. Groups may
             be empty. A host array is checked: it begins at 0, never falls and ends at T. A device array is not checked,
             so that a graph can serve every routing; rows of C after its last number are not written. "128x4" scales of
@@ -297,6 +298,7 @@ def matmul_grouped(
         rows,
         a_format=a_format,
         b_format=b_format,
+        transpose_b=transpose_b,
         alpha=alpha,
         bias=bias,
         activation=activation,

@@ -111,16 +111,7 @@ def gemm_call(
     a_eps=0.0,
 ) -> Call:
     """Check the arguments of `matmul`. products: (format of a, format of b) -> kernels."""
-    if not isinstance(transpose_b, (bool, np.bool_)):
-        raise ArgumentError(f"matmul: transpose_b is {transpose_b!r}; pass True for b [N, K] or False for b [K, N]")
-    a, b = _with_rows("a", a), _with_rows("b", b)
-    if not transpose_b:
-        if isinstance(b, QuantizedArray) or b_format in BLOCK_FORMATS:
-            received = b_format or f"a QuantizedArray of {b.format}"
-            raise ArgumentError(
-                f"matmul: transpose_b=False takes b of 16 bits, b is {received}; pass b [N, K], blocks along K"
-            )
-        b = b.transpose(*range(len(b.shape) - 2), -1 % len(b.shape), -2 % len(b.shape))
+    a, b = _with_rows("a", a), _rows_of_b(_with_rows("b", b), transpose_b, b_format)
     formats = _format_of("a", a, a_format, products), _format_of("b", b, b_format, products)
     check_pair(products, *formats, held=(isinstance(_held(a), QuantizedArray), isinstance(_held(b), QuantizedArray)))
     a = _operand("a", a, formats[0], a_scale_rule, a_global_scale)
@@ -201,6 +192,20 @@ def _with_rows(name: str, x):
     if len(x.shape) < 2:
         raise ArgumentError(f"matmul: {name} has shape {list(x.shape)}; pass at least two axes, [.., rows, K]")
     return x
+
+
+def _rows_of_b(b, transpose_b, b_format):
+    """Return b as [.., N, K], whichever way it came."""
+    if not isinstance(transpose_b, (bool, np.bool_)):
+        raise ArgumentError(f"matmul: transpose_b is {transpose_b!r}; pass True for b [N, K] or False for b [K, N]")
+    if transpose_b or isinstance(b, _Shape):
+        return b
+    if isinstance(b, QuantizedArray) or b_format in BLOCK_FORMATS:
+        received = b_format or f"a QuantizedArray of {b.format}"
+        raise ArgumentError(
+            f"matmul: transpose_b=False takes b of 16 bits, b is {received}; pass b [N, K], blocks along K"
+        )
+    return b.transpose(*range(len(b.shape) - 2), -1 % len(b.shape), -2 % len(b.shape))
 
 
 def _format_of(name: str, x, asked, products) -> str:
@@ -381,13 +386,17 @@ def grouped_call(products, a, b, starts, order, **options) -> GroupedCall:
         raise
 
 
-def _grouped_call(products, a, b, starts, order, *, alpha, bias, out_format, out_global_scale, **options):
+def _grouped_call(
+    products, a, b, starts, order, *, b_format, transpose_b, alpha, bias, out_format, out_global_scale, **options
+):
     """Check the arguments; `gemm_call` checks `options`."""
     a, b = _with_rows("a", a), _with_rows("b", b)
     if len(a.shape) != 2 or len(b.shape) != 3:
+        axes = "[groups, N, K]" if transpose_b else "[groups, K, N]"
         raise ArgumentError(
-            f"matmul_grouped: a has shape {list(a.shape)}, b {list(b.shape)}; pass a [T, K] and b [groups, N, K]"
+            f"matmul_grouped: a has shape {list(a.shape)}, b {list(b.shape)}; pass a [T, K] and b {axes}"
         )
+    b = _rows_of_b(b, transpose_b, b_format)
     groups, tokens = b.shape[0], a.shape[0]
     starts = _whole_numbers("group_starts", starts, (groups + 1,))
     rows = tokens
@@ -445,7 +454,8 @@ def _grouped_call(products, a, b, starts, order, *, alpha, bias, out_format, out
         products,
         _Shape(a, (rows, a.shape[1])),
         one,
-        transpose_b=True,
+        b_format=b_format,
+        transpose_b=transpose_b,
         alpha=alpha,
         bias=bias,
         out_format=out_format,
@@ -465,7 +475,7 @@ def _grouped_call(products, a, b, starts, order, *, alpha, bias, out_format, out
 
 
 class _Shape:
-    """An operand under another shape, while a call is checked."""
+    """An operand under another shape, while a call is checked; b has its rows along N already."""
 
     def __init__(self, values, shape):
         self.values, self.shape, self.dtype = values, tuple(shape), getattr(values, "dtype", None)

@@ -83,7 +83,7 @@ ptxrt.matmul(x, x, out_format="bf16")  # wrong: a result in no block format
 routing = ptxrt.route(np.zeros((4, 2), np.int32), 8)
 rows: ptxrt.DeviceArray = ptxrt.matmul_grouped(d, packed, routing.starts, rows=routing.order, alpha=d)
 ptxrt.matmul_grouped(d, packed)  # wrong: no groups
-ptxrt.matmul_grouped(d, packed, [0, 2], transpose_b=True)  # wrong: no such option
+ptxrt.matmul_grouped(d, packed, [0, 2], transpose_a=True)  # wrong: no such option
 ptxrt.route(np.zeros((4, 2), np.int32))  # wrong: no number of experts
 summed: NDArray[Any] = ptxrt.combine(x, routing, x)
 ptxrt.combine(x, x, x)  # wrong: no routing
