@@ -984,6 +984,22 @@ BUGS = [
     ),
     Bug(
         "blocks",
+        "half_of_the_weights_summed_twice",
+        MXFP4,
+        "op/weights.cuh",
+        "return p[first] + p[first + apart];",
+        "return p[first] + p[first];",
+    ),
+    Bug(
+        "blocks",
+        "summed_tiles_in_the_loop_without_sums",
+        MXFP4,
+        "op/attention_blocks.cuh",
+        "else if (!smoothed) plain_tiles(std::true_type{}, std::false_type{});",
+        "else if (!smoothed) plain_tiles(std::false_type{}, std::false_type{});",
+    ),
+    Bug(
+        "blocks",
         "no_sums_where_lse_is_wanted",
         NVFP4,
         "op/attention_blocks.cuh",

@@ -100,6 +100,9 @@ struct BlockTiling : tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_,
     static constexpr bool releases_in_branch(bool sums) {
         return has_sum_loop && (sums || !half || Shape::widest < 128 || std::is_same_v<ValueFormat, tile::Nvfp4>);
     }
+    // The order of the two tests moves both loops: in MXFP4 at 128 columns sums gain 4 % by it, plain tiles 1 %; NVFP4
+    // would lose.
+    static constexpr bool tests_sums_last = std::is_same_v<ValueFormat, tile::Mxfp4>;
     static constexpr int pairs_waiting(int pairs) { return ScoreFormat::bits == 4 ? pairs : pairs / 4; }
 
     template <class Output>
@@ -265,8 +268,13 @@ __device__ __forceinline__ bool attend_rows_of_blocks(typename Tiling::Shared &s
                 const bool summed = is_summed();
                 if constexpr (Tiling::has_smooth_loop)
                     if (pipeline.stages_means() && !summed) plain_tiles(std::false_type{}, std::true_type{});
-                if (!smoothed && summed) plain_tiles(std::true_type{}, std::false_type{});
-                if (!smoothed && !summed) plain_tiles(std::false_type{}, std::false_type{});
+                if constexpr (Tiling::tests_sums_last) {
+                    if (!smoothed && !summed) plain_tiles(std::false_type{}, std::false_type{});
+                    else if (!smoothed) plain_tiles(std::true_type{}, std::false_type{});
+                } else {
+                    if (!smoothed && summed) plain_tiles(std::true_type{}, std::false_type{});
+                    if (!smoothed && !summed) plain_tiles(std::false_type{}, std::false_type{});
+                }
             }
         } else {
             if constexpr (Tiling::has_smooth_loop)

@@ -41,8 +41,14 @@ __device__ inline void exponentials(float (&p)[8], const tile::Accumulator (&s)[
     for (int i = 0; i < 8; ++i) p[i] = weight(s[first + i / 2][2 * half + i % 2]);
 }
 
+// The sum of p; values that are `apart` places apart are added first.
+template <int apart = 1>
 __device__ inline float sum_of(const float (&p)[8]) {
-    return ((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7]));
+    const auto pair = [&](int i) {
+        const int first = i % apart + i / apart * 2 * apart;
+        return p[first] + p[first + apart];
+    };
+    return (pair(0) + pair(1)) + (pair(2) + pair(3));
 }
 
 // How P becomes codes and scales. A row_max that is raised to new scores is `depth` below their rounded-up maximum, in
@@ -130,8 +136,8 @@ struct Probabilities<tile::Mxfp4> {
                     });
                     p.codes[step][2 * h + half] = ptx::cvt_rn_satfinite_e2m1x8_f32(values);
                     scale[h] = __float_as_uint(rounded);
-                    if constexpr (sums)
-                        row_sum[half] = fmaf(__uint_as_float(scale[h] << 23), sum_of(values), row_sum[half]);
+                    if constexpr (sums)   // in the order that is fastest in the static model
+                        row_sum[half] = fmaf(__uint_as_float(scale[h] << 23), sum_of<4>(values), row_sum[half]);
                 });
                 words[half] = __byte_perm(scale[0], scale[1], 0x7740);
             }
