@@ -697,7 +697,7 @@ def test_wrong_quantize_calls_say_what_to_do(emulator):
         (lambda: ptxrt.quantize(x, "nvfp4", global_scale="1"), "global_scale"),
         (
             lambda: ptxrt.quantize(x, "nvfp4", global_scale=ptxrt.to_device(np.float32(1))),
-            "on the device, x is a NumPy array",
+            "on the device, the input is a NumPy array",
         ),
         (
             lambda: ptxrt.quantize(ptxrt.to_device(x), "nvfp4", global_scale=ptxrt.to_device(np.float16(1))),

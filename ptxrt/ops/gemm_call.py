@@ -259,8 +259,8 @@ def _operand(name: str, x, format: str, rule, global_scale) -> Operand:
     if quantizes:
         block = BLOCK_FORMATS[format]
         rule = operand_rule(format) if rule is None else rule
-        rule_number(f"matmul: {name}", block, rule)
-        global_scale = given_global_scale(f"matmul: {name}", block, global_scale, isinstance(_held(x), np.ndarray))
+        rule_number("matmul", block, rule, f"{name}_")
+        global_scale = given_global_scale("matmul", block, global_scale, isinstance(_held(x), np.ndarray), f"{name}_")
     return Operand(name, x, format, rule, global_scale)
 
 

@@ -104,7 +104,7 @@ def checked_ending(
 ) -> Ending | None:
     """Return how results of `shape` are quantized, or None if they are not. out: the caller's output, or None.
 
-    prefix: of the argument names format, scale_rule and global_scale in messages.
+    prefix: of the argument names format, scale_rule, scale_layout and global_scale in messages.
     """
     if isinstance(out, QuantizedArray):
         if format not in (None, out.format):
@@ -124,15 +124,14 @@ def checked_ending(
         )
         raise ArgumentError(f"{function}: {found} beside {prefix}format={format!r}; pass one of them")
     block = block_format(function, format)
-    layout = layout_of(function, block, shape, -1, scale_layout)
+    layout = layout_of(function, block, shape, -1, scale_layout, prefix)
     if block.two_level and global_scale is None:
         why = "the largest value is not known before the result is"
         need = f"{prefix}format 'nvfp4' needs {prefix}global_scale, since {why}"
         raise ArgumentError(f"{function}: {need}; pass a number (1 for a single level) or a float32 device scalar")
-    named = f"{function}: {prefix.strip('_')}" if prefix else function
-    level = given_global_scale(named, block, global_scale, on_host)
+    level = given_global_scale(function, block, global_scale, on_host, prefix)
     rule = operand_rule(format) if rule is None else rule
-    return Ending(layout, rule_number(named, block, rule), level)
+    return Ending(layout, rule_number(function, block, rule, prefix), level)
 
 
 def parts_of(name: str, out) -> dict[str, Any]:

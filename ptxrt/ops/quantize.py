@@ -257,12 +257,13 @@ def unswizzle_scales(swizzled, shape, *, axis=-1, stream=None):
 # Shared by the calls
 
 
-def rule_number(function: str, block: BlockFormat, rule) -> int:
-    """Return the kernels' number of a rule."""
+def rule_number(function: str, block: BlockFormat, rule, prefix: str = "") -> int:
+    """Return the kernels' number of a rule. prefix: of the argument's name."""
     if rule is None:
         return 0
     if not isinstance(rule, str) or rule not in block.rules:
-        raise ArgumentError(f"{function}: scale_rule is {rule!r}; {block.name} has {', '.join(map(repr, block.rules))}")
+        known = ", ".join(map(repr, block.rules))
+        raise ArgumentError(f"{function}: {prefix}scale_rule is {rule!r}; {block.name} has {known}")
     return block.rules.index(rule)
 
 
@@ -285,15 +286,17 @@ def _checked_layout(x, block: BlockFormat, axis, scale_layout, pad) -> Layout:
     )
 
 
-def given_global_scale(function: str, block: BlockFormat, value, on_host: bool):
-    """Return a given global scale as an array without axes; None if none is given."""
+def given_global_scale(function: str, block: BlockFormat, value, on_host: bool, prefix: str = ""):
+    """Return a given global scale as an array without axes; None if none is given. prefix: of the argument's name."""
     if value is None:
         return None
     if not block.two_level:
-        raise ArgumentError(f"{function}: global_scale is {value!r}; {block.name} has none, pass None")
-    level = checked_global_scale(function, value)
+        raise ArgumentError(f"{function}: {prefix}global_scale is {value!r}; {block.name} has none, pass None")
+    level = checked_global_scale(function, value, prefix)
     if on_host and isinstance(level, DeviceArray):
-        raise ArgumentError(f"{function}: global_scale is on the device, x is a NumPy array; pass a number")
+        raise ArgumentError(
+            f"{function}: {prefix}global_scale is on the device, the input is a NumPy array; pass a number"
+        )
     return level
 
 

@@ -127,11 +127,16 @@ def block_format(function: str, name) -> BlockFormat:
     return BLOCK_FORMATS[name]
 
 
-def layout_of(function: str, format: BlockFormat, shape: tuple[int, ...], axis, scale_layout) -> Layout:
-    """Return the layout of an array; ArgumentError for an axis or a scale layout that does not exist."""
+def layout_of(
+    function: str, format: BlockFormat, shape: tuple[int, ...], axis, scale_layout, prefix: str = ""
+) -> Layout:
+    """Return the layout of an array; ArgumentError for an axis or a scale layout that does not exist.
+
+    prefix: of the name of the argument scale_layout.
+    """
     if not isinstance(scale_layout, str) or scale_layout not in SCALE_LAYOUTS:
         raise ArgumentError(
-            f"{function}: scale_layout is {scale_layout!r}; pass {' or '.join(map(repr, SCALE_LAYOUTS))}"
+            f"{function}: {prefix}scale_layout is {scale_layout!r}; pass {' or '.join(map(repr, SCALE_LAYOUTS))}"
         )
     return _layout(format, shape, checked_axis(function, axis, shape), scale_layout)
 
@@ -162,22 +167,23 @@ def checked_shape(function: str, shape) -> tuple[int, ...]:
     return sizes
 
 
-def checked_global_scale(function: str, value):
+def checked_global_scale(function: str, value, prefix: str = ""):
     """Return a global scale as a float32 array without axes; ArgumentError unless it is one positive number.
 
-    The value of a device scalar is not checked, because reading it would wait.
+    The value of a device scalar is not checked, because reading it would wait. prefix: of the argument's name.
     """
-    (array,) = as_arrays(function, global_scale=value)
+    name = f"{prefix}global_scale"
+    (array,) = as_arrays(function, **{name: value})
     if array.size != 1 or isinstance(value, (str, bytes)):
-        raise ArgumentError(f"{function}: global_scale has shape {list(array.shape)}; pass one positive number")
+        raise ArgumentError(f"{function}: {name} has shape {list(array.shape)}; pass one positive number")
     if isinstance(array, DeviceArray):
         if not f32.holds(array.dtype):
-            raise ArgumentError(f"{function}: global_scale is {array.dtype}; pass a float32 device scalar or a number")
+            raise ArgumentError(f"{function}: {name} is {array.dtype}; pass a float32 device scalar or a number")
         return array.reshape(())
     with np.errstate(over="ignore", under="ignore"):
         number = array.reshape(()).astype(np.float32) if array.dtype.kind in "fiuV" else np.array(np.nan, np.float32)
     if not 0 < number < np.inf:
-        raise ArgumentError(f"{function}: global_scale is {value!r}; pass one positive number that float32 holds")
+        raise ArgumentError(f"{function}: {name} is {value!r}; pass one positive number that float32 holds")
     return number
 
 
