@@ -293,15 +293,14 @@ def sums_table(record: dict) -> str:
         "Time of the path with exact sums, beside the plain path, by head dimension, on an RTX 5090.\n\n"
         + table(["qk+pv", *(head[i] for i in kept)], [[row[0], *(row[i + 1] for i in kept)] for row in rows])
         + """
-The goals were 5 % in nvfp4 and mxfp4 and 3 % in mxfp8. Whole blocks of both 4-bit formats meet them at 64 and 128, of
-mxfp8 and its mixtures at 128. Weights in mxfp8 do not at 64: 32 additions join a trip whose issue slots are occupied,
-and registers are full, so that the sums cannot have a loop of their own without making the plain loop slower (mxfp8:
-plain and with sums 736 and 698 TFLOPS; with such a loop 715 and 686, in three other forms 713 and 703, 723 and 676, 716
-and 662; other orders of the additions give sums of 695 to 704). In mxfp4 the order of the additions and of the tests
-that choose a loop decides: at 128, ten orders of the same additions give 1298 to 1346 TFLOPS. Half blocks serve short
-launches; those of weights in mxfp8 have no loop for sums. At 256 the loop that serves all options is faster than the
-plain one in 4 bits because of the order in which ptxas issues it: in a build whose plain loop does not overlap, both
-are slower (nvfp4: 1286 and 1358 TFLOPS in place of 1379 and 1521).
+The goals were 5 % in nvfp4 and mxfp4 and 3 % in mxfp8. Whole blocks meet them at 64 and 128, except mxfp8 at 64. There
+32 additions join a trip whose issue slots are occupied, and registers are full, so that the sums cannot have a loop of
+their own without making the plain loop slower (plain and with sums 736 and 698 TFLOPS; with such a loop 730 and 676, in
+four other forms 715 and 686, 713 and 703, 723 and 676, 716 and 662; other orders of the additions give sums of 695 to
+704). The order of the additions and of the tests that choose a loop decides much: in mxfp4 at 128 ten orders of the
+same additions give 1298 to 1346 TFLOPS. Half blocks serve short launches. At 256 the loop that serves all options is
+faster than the plain one in 4 bits because of the order in which ptxas issues it: in a build whose plain loop does not
+overlap, both are slower (nvfp4: 1286 and 1358 TFLOPS in place of 1379 and 1521).
 
 With `smooth_q` and `return_lse` tiles go through the loop that serves all options, with the scores of means in shared
 memory (the last column of ways above): in nvfp4 11 % slower at 128 than with `smooth_q` alone, 19 % at 64.

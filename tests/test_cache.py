@@ -947,6 +947,8 @@ def test_wrong_calls_of_the_cache(emulator, rng):
     wrong(lambda: cache.append(k, k[:2], [0, 1, 2]), "v is bfloat16 \\[2, 2, 64\\].*pass float32")
     wrong(lambda: cache.append(k, k.astype(np.float64), [0, 1, 2]), "v is float64 .*: v.astype\\(numpy.float32\\)$")
     wrong(lambda: cache.append(k, k, [0.0, 1.0, 2.0]), "slots .*pass int64")
+    wrong(lambda: cache.append(k[:0], k[:0], np.empty(0, np.float32)), "slots .*pass int64")
+    cache.append(k[:0], k[:0], [])
     wrong(lambda: cache.copy_pages([0, 1], [2, 2]), "a page can be a target once")
     wrong(lambda: ptxrt.block_table_from_csr(ptxrt.to_device(np.int32([0, 1])), [3]), "indptr is on .*indptr.to_numpy")
     wrong(lambda: ptxrt.block_table_from_csr([0, 1], ptxrt.to_device(np.int32([3]))), "indices is on ")

@@ -91,18 +91,23 @@ struct BlockTiling : tile::BlockAttentionShape<ScoreFormat_, ValueFormat_, dim_,
                                     (ScoreFormat::bits == 4 || Shape::widest > 32)));
     // So do smoothed tiles where K leaves early: their other loop loses 3 % in the static model.
     static constexpr bool overlaps_smooth = overlaps && keys_leave_early;
-    // Tiles whose exact P are summed have a loop of their own, which overlaps as that of plain tiles does, if V has 4
-    // bits. Then a tile is released within the branch that reads it last, and one test precedes all loops of plain
-    // tiles: 5 % each in the static model. Wider heads and V in 8 bits gain nothing. Half blocks in MXFP4 at 128
-    // columns release plain tiles behind the branch: 9 %.
+    // Tiles whose exact P are summed have a loop of their own, which overlaps as that of plain tiles does: with V in 4
+    // bits, and with V in 8 bits at 64 columns, where half blocks would lose 20 to 40 % without it. K in 8 bits leaves
+    // whole blocks no registers for it. Wider heads gain nothing.
     static constexpr bool has_sum_loop =
-        Shape::has_plain_loop && ValueFormat::bits == 4 && Shape::widest <= 128 && (overlaps || Shape::crowded);
+        Shape::has_plain_loop && (overlaps || Shape::crowded) &&
+        (ValueFormat::bits == 4 ? Shape::widest <= 128
+                                : ValueFormat::bits == 8 && Shape::widest <= 64 && (half || ScoreFormat::bits == 4));
+    // Where sums have a loop, one test precedes all loops of plain tiles, and with V in 4 bits a tile is released
+    // within the branch that reads it last: 5 % each in the static model. Half blocks in MXFP4 at 128 columns release
+    // plain tiles behind the branch: 9 %.
     static constexpr bool releases_in_branch(bool sums) {
-        return has_sum_loop && (sums || !half || Shape::widest < 128 || std::is_same_v<ValueFormat, tile::Nvfp4>);
+        return has_sum_loop && ValueFormat::bits == 4 &&
+               (sums || !half || Shape::widest < 128 || std::is_same_v<ValueFormat, tile::Nvfp4>);
     }
-    // The order of the two tests moves both loops: in MXFP4 at 128 columns sums gain 4 % by it, plain tiles 1 %; NVFP4
-    // would lose.
-    static constexpr bool tests_sums_last = std::is_same_v<ValueFormat, tile::Mxfp4>;
+    // The order of the tests for sums moves both loops: the sums of MXFP4 at 128 columns and of MXFP8 gain 4 % by it.
+    // NVFP4 would lose.
+    static constexpr bool tests_sums_last = !std::is_same_v<ValueFormat, tile::Nvfp4>;
     static constexpr int pairs_waiting(int pairs) { return ScoreFormat::bits == 4 ? pairs : pairs / 4; }
 
     template <class Output>

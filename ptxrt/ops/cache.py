@@ -353,8 +353,9 @@ class KVCache:
                 raise ArgumentError(
                     f"append: {name} is {x.dtype} {list(x.shape)}, slots {shown(where['slots'])}; pass {expected}"
                 )
+        is_empty_list = not hasattr(slots, "dtype") and where["slots"].size == 0  # NumPy takes it for float64
         slots = where["slots"]
-        if isinstance(slots, np.ndarray) and (slots.dtype.kind in "iu" or not slots.size):
+        if isinstance(slots, np.ndarray) and (slots.dtype.kind in "iu" or is_empty_list):
             slots = slots.astype(np.int64)
         if tokens is None or slots.dtype != np.int64:
             raise ArgumentError(f"append: slots {shown(slots)}; pass int64, one for each token of k and v")
