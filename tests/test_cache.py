@@ -14,6 +14,7 @@ from ptxrt.ops import cache as cache_module
 from ptxrt.ops.attention import exact_attention
 from ptxrt.ops.attention_few import FEW_QUERIES, ONE_DIMS
 from ptxrt.ops.operands import operand_rule
+from scripts import script
 
 BF16 = ml_dtypes.bfloat16
 FORMATS = ("bf16", "f16", "mxfp8", "mxfp4", "nvfp4")
@@ -603,9 +604,9 @@ def test_as_many_segments_as_a_merge_takes(machine, rng):
 
 def test_pages_of_sequences_that_grow_fork_and_end(emulator, rng):
     """examples/pages.py: a fork shares pages until one of the sequences writes to them."""
-    from pages import Pages
-
-    pages = Pages(ptxrt.KVCache(10, 8, HEADS, DIM, format="bf16"))
+    pages = script("examples/pages.py").Pages(  # docs/ has a module of this name, too
+        ptxrt.KVCache(10, 8, HEADS, DIM, format="bf16")
+    )
     written = {}
 
     def append(name, count):
