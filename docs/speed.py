@@ -151,9 +151,9 @@ def pipe_table(record: dict) -> str:
         "core's, at head dimension 128. ISSUE is one cycle for each instruction.\n\n"
         + table(["qk+pv", *pipes], rows)
         + """
-Heads of 64 have half the products for as many weights, so that these columns bind them more. A trip of 128 keys would
+Heads of 64 have half the MMAs for the same softmax, so that the other pipes limit them more. A trip of 128 keys would
 halve the waits, releases and addresses for each tile. Its best case, two tiles that share them in one stage, was
-modelled: nvfp4 1168 -> 1211 TFLOPS, mxfp4 1182 -> 1169, mxfp8 736 -> 727. A trip has 64 keys for this reason.
+modelled: nvfp4 1168 -> 1211 TFLOPS, mxfp4 1182 -> 1169, mxfp8 736 -> 727. Only nvfp4 would gain, so a trip has 64 keys.
 """
     )
 
@@ -366,8 +366,8 @@ def h200_table(record: dict) -> str:
         + "\n"
         + table(["quantizer", "measured GB/s", "model", "error"], streams)
         + f"""
-The model of attention is too fast everywhere, by {errors(record)}. The following effects are missing in the model and may
-explain the error; none was measured separately:
+The model of attention is too fast everywhere, by {errors(record)}. The following effects are missing in the model and
+may explain the error; none was measured separately:
 
 - The clock. The model assumes 1.83 GHz; a card that multiplies without pause lowers its clock. `mma_rate_bf16` reaches
   546 TFLOPS, which is 7.25 cycles per MMA at 1.83 GHz; the table has 6.5. The last two columns use 7.25 cycles, and an

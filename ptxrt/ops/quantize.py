@@ -258,7 +258,7 @@ def unswizzle_scales(swizzled, shape, *, axis=-1, stream=None):
 
 
 def rule_number(function: str, block: BlockFormat, rule, prefix: str = "") -> int:
-    """Return the kernels' number of a rule. prefix: of the argument's name."""
+    """Return the kernels' number of a rule. prefix: of the argument's name, such as `out_`."""
     if rule is None:
         return 0
     if not isinstance(rule, str) or rule not in block.rules:
@@ -287,7 +287,10 @@ def _checked_layout(x, block: BlockFormat, axis, scale_layout, pad) -> Layout:
 
 
 def given_global_scale(function: str, block: BlockFormat, value, on_host: bool, prefix: str = ""):
-    """Return a given global scale as an array without axes; None if none is given. prefix: of the argument's name."""
+    """Return a given global scale as an array without axes; None if none is given.
+
+    prefix: of the argument's name, such as `out_`.
+    """
     if value is None:
         return None
     if not block.two_level:

@@ -132,7 +132,7 @@ def layout_of(
 ) -> Layout:
     """Return the layout of an array; ArgumentError for an axis or a scale layout that does not exist.
 
-    prefix: of the name of the argument scale_layout.
+    prefix: of the argument's name, such as `out_`.
     """
     if not isinstance(scale_layout, str) or scale_layout not in SCALE_LAYOUTS:
         raise ArgumentError(
@@ -170,7 +170,8 @@ def checked_shape(function: str, shape) -> tuple[int, ...]:
 def checked_global_scale(function: str, value, prefix: str = ""):
     """Return a global scale as a float32 array without axes; ArgumentError unless it is one positive number.
 
-    The value of a device scalar is not checked, because reading it would wait. prefix: of the argument's name.
+    The value of a device scalar is not checked, because reading it would wait.
+    prefix: of the argument's name, such as `out_`.
     """
     name = f"{prefix}global_scale"
     (array,) = as_arrays(function, **{name: value})
