@@ -7,6 +7,8 @@ One mechanism serves three callers: `prepare`, functions marked `@remembered`, a
 2. `Recording` runs the function once with a recorder in the scope. Nothing is launched. Each launch is kept as a Plan
    with the origin of its arrays: an argument (over memory that knows its argument, `_Lent`), memory that the call
    allocates (`_Own`), or a fixed array. The result is kept in the same way.
+   A function may decide by memory: a product that writes to its residual reads it there. `Recording.relation` is
+   therefore how each array that is written lies to the others, and later calls are alike only if theirs do.
 3. `_Writer` writes the recording as a Python function, which `exec` compiles. Loops over launches, arrays and numbers
    are unrolled, because a step of a loop costs several percent of a launch. If a call needs anything else (a wait for
    another stream, a graph capture, a trace), that function does nothing, and `Recording.run` launches plan by plan with
@@ -59,7 +61,8 @@ def prepare(op: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> Prepar
     `prepare` launches nothing. The example's arrays are device arrays, or another library's. A prepared call does
     nothing but its launches. It returns what `op` returns and also takes `stream=`. Memory that the call works in, and
     results without `out`, are allocated once and used by every call, so that each call overwrites the results of the
-    call before. Numbers of a kernel may differ from call to call; everything else must be like the example.
+    call before. Numbers of a kernel may differ from call to call; everything else must be like the example, also which
+    arguments share memory with one that is written (`out=residual`).
     `prepared.launches` are the receipts.
 
     Raises:
@@ -106,11 +109,16 @@ class _Recorder:
         self.keep = keep
         self.steps: list[tuple[Plan, tuple, tuple]] = []
         self.own: list[_Own] = []
+        self.noted: list[tuple[DeviceArray, DeviceArray]] = []
         self._next = _Own.FIRST
 
     def add(self, plan: Plan, packet: Packet, arrays: Sequence[DeviceArray], values: tuple, queue: Queue) -> None:
         plan.keep(packet)
         self.steps.append((plan, tuple(arrays), values))
+
+    def note(self, written: DeviceArray, read: DeviceArray) -> None:
+        """Keep that the launches depend on how two arrays lie to each other, of which one may be in no launch."""
+        self.noted.append((written, read))
 
     def new_memory(self, backend: Any, nbytes: int, queue: Queue) -> Memory:
         if self.keep:
@@ -199,6 +207,19 @@ class _Argument:
             leaves[self.first + i] = array
 
 
+def note_shared(written: DeviceArray, read: DeviceArray) -> None:
+    """Tell a recorder that a function has found `read` in the memory of `written`, and launches on `written` alone."""
+    recorder = _scope.get().recorder
+    if isinstance(recorder, _Recorder):
+        recorder.note(written, read)
+
+
+def _distance(x: Any, y: Any) -> int | None:
+    """Return the bytes from x to y if they may share memory, else None."""
+    distance = y.address - x.address
+    return distance if x.signature.box.overlaps(y.signature.box, distance) else None
+
+
 def is_array(value: Any) -> bool:
     """Return whether a value is one array, of this or another library."""
     return isinstance(value, (DeviceArray, np.ndarray)) or (is_foreign(value) and not isinstance(value, np.generic))
@@ -216,7 +237,9 @@ class Recording:
 
     arguments: in order. leaves: the example's arrays. steps: for each launch the plan, a place for each array, and the
     numbers. A place is (leaf, offset), (~own, offset) or a fixed array. own: the sizes of memory to allocate. assigned:
-    what the function stores in its arguments: (argument, attribute, tree). result: a tree.
+    what the function stores in its arguments: (argument, attribute, tree). result: a tree. pairs: (leaf that a launch
+    writes, another leaf). relation: for each pair the bytes from the one to the other, None if they share no memory.
+    fixed: (leaf, offset, address) of leaves that must be at an address, because a fixed array is there.
     """
 
     def __init__(self, op: Callable, arguments: tuple, named: dict[str, Any], keep: bool):
@@ -241,7 +264,7 @@ class Recording:
             result = op(*lent[: len(arguments)], **dict(zip(named, lent[len(arguments) :])), **on_stream)
         finally:
             leave(before, "recorder")
-        self._places = {memory: i for i, memory in enumerate(recorder.own)}
+        self._places: dict[Memory, int] = {memory: i for i, memory in enumerate(recorder.own)}
         self.own = [memory.nbytes for memory in recorder.own]
         self.steps = [
             (plan, [self._place(array) for array in arrays], values) for plan, arrays, values in recorder.steps
@@ -251,6 +274,9 @@ class Recording:
             devices = ", ".join(backend.describe() for backend in backends)
             raise ArgumentError(f"prepare: {self.name} runs on several devices: {devices}; prepare a call for each")
         (self.backend,) = backends
+        self.pairs = self._pairs()
+        self.relation = self.relation_of(self.leaves)
+        self.fixed = self._fixed(recorder)
         if isinstance(getattr(op, "__self__", op), Declaration):
             self._find_numbers()
         self.assigned = self._assignments(lent)
@@ -270,6 +296,43 @@ class Recording:
         if isinstance(memory, _Own):
             return ~self._places[memory], array.address - memory.address
         return array
+
+    def _pairs(self) -> list[tuple[int, int]]:
+        """Find the pairs of leaves whose common memory a launch may change."""
+        written = {
+            place[0]
+            for plan, places, _ in self.steps
+            for place, write in zip(places, plan.writes)
+            if write and type(place) is tuple and place[0] >= 0
+        }
+        return [
+            (one, other)
+            for one in sorted(written)
+            for other, leaf in enumerate(self.leaves)
+            if other != one and not (other in written and other < one)
+            if leaf.backend is self.leaves[one].backend and leaf.nbytes and self.leaves[one].nbytes
+        ]
+
+    def _fixed(self, recorder: _Recorder) -> list[tuple[int, int, int]]:
+        """Find the arguments that must lie where a fixed array does, as they did when the call was recorded."""
+        found = []
+        for pair in recorder.noted:
+            one, other = map(self._place, pair)
+            if type(one) is not type(other):  # of two arguments the relation is known
+                (leaf, offset), array = (one, other) if type(one) is tuple else (other, one)
+                if leaf >= 0:
+                    found.append((leaf, offset, array.address))
+        return found
+
+    def relation_of(self, leaves: Sequence[DeviceArray]) -> tuple:
+        """Return the relation of a call's arrays."""
+        return tuple([_distance(leaves[one], leaves[other]) for one, other in self.pairs])
+
+    def suits(self, leaves: Sequence[DeviceArray]) -> bool:
+        """Return whether a call's arrays lie to each other as those did that were recorded."""
+        return self.relation_of(leaves) == self.relation and all(
+            leaves[leaf].address + offset == address for leaf, offset, address in self.fixed
+        )
 
     def _find_numbers(self) -> None:
         """Find the numbers of a kernel's launch that a call may change."""
@@ -321,6 +384,7 @@ class Recording:
         """Return whether the result of each call shares no mutable object with the result of another call."""
         return (
             not self.assigned
+            and not self.fixed
             and _is_new(self.result)
             and not any(isinstance(p, DeviceArray) for _, places, _ in self.steps for p in places)
         )
@@ -332,14 +396,14 @@ class Recording:
         function.
         """
         self.writer = writer = _Writer(self)
-        writer.known.update(_run=self.run)
+        writer.known.update(_run=self.run, _suits=self.suits, _UNLIKE=_UNLIKE)
         lines = [
             "def replay(given, leaves, _queue, recorder):",
             *([f"    {writer.leaf_names}= leaves"] if self.leaves else []),
             *([f"    {writer.given_names}= given"] if self.arguments else []),
             "    if recorder is None and not _observers:",
             *(f"        {line}" for line in writer.lines()),
-            "    return _run(given, leaves, _queue, recorder)",
+            "    return _run(given, leaves, _queue, recorder) if _suits(leaves) else _UNLIKE",
             "def result(given, leaves, own):",
             f"    {writer.leaf_names}= leaves",
             *([f"    {writer.given_names}= given"] if self.arguments else []),
@@ -356,6 +420,10 @@ class Recording:
         """
         make = new_memory if recorder is None else recorder.new_memory
         own = [make(self.backend, nbytes, queue) for nbytes in self.own]
+        if isinstance(recorder, _Recorder):
+            for (one, other), distance in zip(self.pairs, self.relation):
+                if distance is not None:
+                    recorder.note(leaves[one], leaves[other])
         numbers = [
             (argument.number, value)
             for argument, value in zip(self.arguments, arguments)
@@ -439,7 +507,17 @@ class _Writer:
         checked = [(one, other) for one, other in sorted(pairs) if one in memories and other in memories]
         tests += [f"{one} is not {other}" for one, other in checked]
         # Owned memory overlaps with no other memory. Borrowed memory may: `Recording.run` compares the addresses.
-        tests += [f"{name}.is_owned" for name in sorted({name for pair in checked for name in pair})]
+        owned = {name for pair in checked for name in pair}
+        for (i, j), distance in zip(self.recording.pairs, self.recording.relation):
+            one, other = (name if name in memories else f"_a{name[2:]}.memory" for name in (f"_m{i}", f"_m{j}"))
+            if distance is not None:
+                between = f" - _a{i}.address == {distance}" if distance else f" == _a{i}.address"
+                tests.append(f"_a{j}.address{between}")
+            elif (one, other) not in checked and (other, one) not in checked:
+                tests.append(f"{one} is not {other}")
+                owned |= {one, other}
+        tests += [f"_a{leaf}.address + {offset} == {address}" for leaf, offset, address in self.recording.fixed]
+        tests += [f"{name}.is_owned" for name in sorted(owned)]
         if self.recording.own:
             tests.append("_queue.lasting")
         return [
@@ -629,9 +707,32 @@ def _careful(recording: Recording) -> Callable:
         for argument, value in zip(recording.arguments, arguments):
             if argument.number is None and (value is not argument.value or argument.attributes):
                 argument.put(value, leaves)
+        if not recording.suits(leaves):
+            raise ArgumentError(_unlike(recording, leaves))
         return recording.run(arguments, leaves, recording.backend.queue(stream), _scope.get().recorder)
 
     return call
+
+
+def _unlike(recording: Recording, leaves: Sequence[DeviceArray]) -> str:
+    """Return the message for arrays that lie to each other otherwise than those of the example."""
+    labels = [
+        argument.label if name is None else f"{argument.label}.{name}"
+        for argument in recording.arguments
+        for name in argument.attributes
+    ]
+    for (one, other), before, now in zip(recording.pairs, recording.relation, recording.relation_of(leaves)):
+        if before != now:
+            words = f"{labels[one]} and {labels[other]} "
+            if before is None:
+                words += "overlap in memory, those of the example do not"
+            elif now is None:
+                words += "share no memory, those of the example do"
+            else:
+                words += f"begin {now} bytes apart in memory, those of the example {before}"
+            return f"prepared: {words}. Prepare another call for them."
+    names = ", ".join(labels[leaf] for leaf, _, _ in recording.fixed)
+    return f"prepared: {names} must lie where the function has it already. Prepare another call for it."
 
 
 def remembered(function: Callable[P, R], numbers: Collection[str] = ()) -> Callable[P, R]:
@@ -652,27 +753,33 @@ def remembered(function: Callable[P, R], numbers: Collection[str] = ()) -> Calla
         backend = leaves[0].backend
         # Key -> (_FIRST after one call, then a Recording or None; the objects that the key holds by identity).
         calls = backend.remembered.calls
-        found = calls.get(key)
-        if found is None:
-            result = function(*arguments, **named)
-            Remembered.add(calls, key, (_FIRST, held))
-            return result
-        recording = found[0]
         here = _scope.get()
-        if recording is _FIRST and here.recorder is None:
-            recording = _recorded(function, arguments, named)
-            calls[key] = recording, found[1]
-        if type(recording) is not Recording:
-            return function(*arguments, **named)
-        if here.backend is not backend and here.backend is not None:
-            launch.check_machine(recording.name, "its array", backend, here.backend)
-        stream = named.pop("stream", None)
-        return recording.replay((*arguments, *named.values()), leaves, backend.queue(stream), here.recorder)
+        while True:
+            found = calls.get(key)
+            if found is None:
+                result = function(*arguments, **named)
+                Remembered.add(calls, key, (_FIRST, held))
+                return result
+            recording = found[0]
+            if recording is _FIRST and here.recorder is None:
+                recording = _recorded(function, arguments, named)
+                calls[key] = recording, found[1]
+            if type(recording) is not Recording:
+                return function(*arguments, **named)
+            if here.backend is not backend and here.backend is not None:
+                launch.check_machine(recording.name, "its array", backend, here.backend)
+            queue = backend.queue(named.get("stream"))
+            given = named if "stream" not in named else {n: v for n, v in named.items() if n != "stream"}
+            result = recording.replay((*arguments, *given.values()), leaves, queue, here.recorder)
+            if result is not _UNLIKE:
+                return result
+            key = key, recording.relation_of(leaves)  # calls whose arrays lie so have a record of their own
 
     return call
 
 
 _FIRST = object()
+_UNLIKE = object()
 
 
 def _recorded(function: Callable, arguments: tuple, named: dict[str, Any]) -> Recording | None:

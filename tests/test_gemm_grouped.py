@@ -171,6 +171,17 @@ def test_kernels_write_the_rows_of_their_groups_alone(text_machine, few):
     assert (np.delete(got, groups, axis=0) == 5).all()
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_residual_may_be_out(emulator, transposed):
+    a, b, added = operand("bf16", 9, 40), operand("bf16", 2, 24, 40, seed=1), operand("bf16", 9, 24, seed=2)
+    want = ptxrt.matmul_grouped(a, b, [0, 4, 9], residual=added)
+    a, b, starts = map(ptxrt.to_device, (a, b, np.array([0, 4, 9], np.int32)))
+    for _ in range(3):  # the second call is recorded
+        out = ptxrt.to_device(np.ascontiguousarray(added.T)).T if transposed else ptxrt.to_device(added)
+        assert ptxrt.matmul_grouped(a, b, starts, residual=out, out=out) is out
+        np.testing.assert_array_equal(out.to_numpy(), want)
+
+
 def test_more_groups_than_lanes(text_machine):
     """A warp looks at 32 groups at a time. Groups of few and of many rows, and empty ones, lie in each 32."""
     sizes = np.random.default_rng(0).integers(0, 4, 71)

@@ -14,7 +14,7 @@ from ..array import DeviceArray, empty
 from ..errors import ArgumentError
 from ..formats import FORMATS, bf16, f32, format_of
 from ..kernel import Kernel
-from ..prepared import remembered
+from ..prepared import note_shared, remembered
 from .gemm_call import FEW_ROWS, Call, GroupedCall, Operand, gemm_call, grouped_call
 from .gemm_kernels import (
     ACTIVATIONS,
@@ -565,11 +565,19 @@ def _run(call: Call, stream):
         return _run_quantizing(call, place, a, b, residual, options)
     target = Target(out, place, call.shape, call.output, has_whole_rows)
     if target.whole.size:
-        if residual is not None and isinstance(out, DeviceArray) and same_memory(residual, target.direct):
-            residual, options["in_place"] = None, 1
+        residual, in_place = _added_in_place(residual, target)
+        options |= in_place
         for operands, added, part in _launches(call, a, b, residual, target.direct):
             _launch(call, place, options, operands, added, **{f"out_{call.output}": part})
     return target.handed_back()
+
+
+def _added_in_place(residual: DeviceArray | None, target: Target) -> tuple[DeviceArray | None, dict[str, int]]:
+    """Return a residual, or None and a kernel's option to read it from C, if C is written where it lies."""
+    if residual is None or not isinstance(target.caller_out, DeviceArray) or not same_memory(residual, target.direct):
+        return residual, {}
+    note_shared(target.direct, residual)
+    return None, dict(in_place=1)
 
 
 def _run_quantizing(call: Call, place: Place, a, b, residual, options):
@@ -706,9 +714,9 @@ def _run_grouped(call: GroupedCall, stream):
     if product.bias is not None:
         bias = _with_whole_rows(place.put(product.bias), place)
         options[f"bias_{format_of(bias.dtype)}"] = bias.broadcast_to((call.groups, product.cols))
+    residual = None
     if product.residual is not None:
         residual = _with_whole_rows(place.put(product.residual), place)
-        options[f"residual_{format_of(residual.dtype)}"] = residual[None]
     if product.ending:
         global_scale = product.ending.global_scale
         level = (
@@ -721,6 +729,10 @@ def _run_grouped(call: GroupedCall, stream):
     else:
         target = Target(out, place, (product.rows, product.width), product.output, has_whole_rows)
         results = {f"out_{product.output}": target.direct[None]}
+        residual, in_place = _added_in_place(residual, target)
+        options |= in_place
+    if residual is not None:
+        options[f"residual_{format_of(residual.dtype)}"] = residual[None]
     kernels = PRODUCTS[product.a.format, product.b.format] if product.depth else PRODUCTS["bf16", "bf16"]
     launches = call.launches(kernels) if product.rows and product.width and call.groups else []
     values = None
