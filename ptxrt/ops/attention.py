@@ -152,8 +152,10 @@ def attention(
             the sequence; masks cover all rows and keys. Block formats quantize each sequence separately.
         cu_seqlens_k: The same for keys. Operands must have been quantized with this cu_seqlens.
         smooth_k: In block formats, whether the mean of the keys is subtracted before they are quantized. This does not
-            change the softmax. softcap, sinks, lse and row_max apply to the original scores. "auto" smooths for 4-bit
-            qk.
+            change the softmax. softcap, sinks, lse and row_max apply to the original scores, whose part of the mean is
+            that of the given q, or of the dequantized q of an `Operand`: lse and row_max, and under softcap or sinks
+            also outputs, differ between arrays and operands. A NaN or an infinity in K makes every row of its head NaN,
+            because the mean is NaN. "auto" smooths for 4-bit qk.
         smooth_q: In block formats, whether the mean of each block of 64 queries of a head is subtracted before they are
             quantized. The kernel adds the scores of the means. This takes time, and Sq Sk / 16 bytes a head (for packed
             sequences of their whole lengths). Operands are used as they were quantized.
