@@ -30,6 +30,16 @@ def integers(*shape, dtype=BF16, seed=0, largest=4):
     return np.random.default_rng([seed, *shape]).integers(-largest, largest + 1, shape).astype(dtype)
 
 
+def host(x):
+    return x if isinstance(x, np.ndarray) else x.to_numpy()
+
+
+@pytest.fixture(params=["host", "device"])
+def either_side(emulator, request):
+    """A function that puts an array on one side."""
+    return ptxrt.to_device if request.param == "device" else lambda x: x
+
+
 def is_close(got, want, depth):
     """Within the error of float32 sums of `depth` products."""
     return ptxrt.compare(got, want).relative_l2 <= 1e-6 * np.sqrt(max(depth, 1))
@@ -192,6 +202,95 @@ def test_quantized_results_where_the_caller_wants_them(text_machine):
     out = ptxrt.quantize(np.zeros((20, 64), np.float32), "mxfp4")
     assert ptxrt.matmul(a, b, out=out) is out
     np.testing.assert_array_equal(out.codes, want.codes)
+
+
+def test_outputs_share_no_array_with_quantized_operands(either_side):
+    a = QUANTIZED(normal(6, 64).astype(np.float32), "mxfp8")
+    a, b = (x.with_arrays({n: either_side(part.copy()) for n, part in x.arrays.items()}) for x in (a, a))
+    new = either_side(np.zeros((6, 32), np.uint8)), either_side(np.zeros((6, 1), np.uint8))
+    whole = either_side(np.zeros((6, 33), np.uint8))
+    for codes, scales, words in [
+        (new[0], a.scales[:, :1], "out.scales overlaps a.scales"),
+        (new[0], b.scales[:, 1:], "out.scales overlaps b.scales"),
+        (a.codes[:, :32], new[1], "out.codes overlaps a.codes"),
+        (whole[:, :32], whole[:, 5:6], "out.codes overlaps out.scales"),
+    ]:
+        out = ptxrt.QuantizedArray(codes, scales, format="mxfp8", shape=(6, 6))
+        with pytest.raises(ArgumentError, match=words):
+            ptxrt.matmul(a, b, out=out)
+
+
+def test_outputs_beside_an_input(either_side):
+    """Columns of one array that share no element, though the bytes of both reach over each other."""
+    both, b = normal(40, 80, dtype=np.float16), normal(40, 40, dtype=np.float16)
+    want = ptxrt.matmul(both[:, :40].copy(), b)
+    both, b = either_side(both), either_side(b)
+    with pytest.raises(ArgumentError, match="out overlaps a"):
+        ptxrt.matmul(both[:, :40], b, out=both[:, 39:79])
+    ptxrt.matmul(both[:, :40], b, out=both[:, 40:])
+    np.testing.assert_array_equal(host(both)[:, 40:], want)
+
+
+def test_global_scales_of_out_are_written_in_place(emulator):
+    """A number goes to the scalar that `out` has, unless it is an input's; a device scalar replaces it."""
+    a, b = ptxrt.to_device(normal(6, 48)), ptxrt.to_device(normal(40, 48))
+    want = ptxrt.matmul(a, b, out_format="nvfp4", out_global_scale=0.02).to_numpy()
+    ones = ptxrt.to_device(np.ones((6, 40), np.float32))
+    for _ in range(3):
+        out = ptxrt.quantize(ones, "nvfp4", pad=True)
+        scalar = out.global_scale
+        assert ptxrt.matmul(a, b, out=out, out_global_scale=0.02) is out and out.global_scale is scalar
+        np.testing.assert_array_equal(out.to_numpy().codes, want.codes)
+        assert scalar.to_numpy() == np.float32(0.02)
+    given = ptxrt.to_device(np.float32(0.03))
+    for own in (given, None, given, None):
+        out = ptxrt.quantize(ones, "nvfp4", pad=True, global_scale=own)
+        ptxrt.matmul(a, b, out=out, out_global_scale=given)
+        assert out.global_scale.address == given.address and given.to_numpy() == np.float32(0.03)
+    q = ptxrt.quantize(a, "nvfp4")
+    before, want = q.global_scale.to_numpy(), ptxrt.matmul(q, q, out_format="nvfp4", out_global_scale=0.02).to_numpy()
+    for _ in range(3):
+        codes, scales = (ptxrt.to_device(np.zeros_like(x)) for x in (want.codes, want.scales))
+        out = ptxrt.QuantizedArray(codes, scales, format="nvfp4", shape=(6, 6), global_scale=q.global_scale)
+        ptxrt.matmul(q, q, out=out, out_global_scale=0.02)
+        np.testing.assert_array_equal(out.codes.to_numpy(), want.codes)
+        assert q.global_scale.to_numpy() == before and out.global_scale.to_numpy() == np.float32(0.02)
+
+
+def test_views_of_device_arrays_that_are_refused(emulator):
+    a, b, c = (ptxrt.to_device(x) for x in (normal(6, 40), normal(8, 40), normal(6, 8)))
+    vector = ptxrt.to_device(np.ones(40, np.float32))
+    for name, call in dict(
+        a=lambda: ptxrt.matmul(a[::-1], b),
+        b=lambda: ptxrt.matmul(a, b[:, ::-1]),
+        bias=lambda: ptxrt.matmul(a, b, bias=vector[7::-1]),
+        residual=lambda: ptxrt.matmul(a, b, residual=c[::-1]),
+        a_norm=lambda: ptxrt.matmul(a, b, a_norm=vector[::-1]),
+        out=lambda: ptxrt.matmul(a, b, out=c[::-1]),
+    ).items():
+        with pytest.raises(ArgumentError, match=f"^matmul: {name} .* has strides of .*; copy it"):
+            call()
+    with pytest.raises(ArgumentError, match="^matmul: out is read-only"):
+        ptxrt.matmul(a, b, out=c[:1].broadcast_to((6, 8)))
+
+
+def test_global_scales_on_the_device_of_the_other_operand(emulator):
+    a, b, one = normal(6, 64), normal(32, 64), ptxrt.to_device(np.float32(1))
+    got = ptxrt.matmul(a, ptxrt.to_device(b), out_format="nvfp4", out_global_scale=one)
+    np.testing.assert_array_equal(
+        got.to_numpy().codes, ptxrt.matmul(a, b, out_format="nvfp4", out_global_scale=1).codes
+    )
+    both = dict(a_format="nvfp4", b_format="nvfp4")
+    got = ptxrt.matmul(a, ptxrt.to_device(b), **both, a_global_scale=one)
+    np.testing.assert_array_equal(got.to_numpy(), ptxrt.matmul(a, b, **both, a_global_scale=1))
+    with pytest.raises(ArgumentError, match="out_global_scale is on the device"):
+        ptxrt.matmul(a, b, out_format="nvfp4", out_global_scale=one)
+
+
+def test_residuals_in_float64(emulator):
+    a, b = normal(6, 40), normal(8, 40)
+    got = ptxrt.matmul(a, b, residual=np.full((6, 8), 0.1))
+    np.testing.assert_array_equal(got, ptxrt.matmul(a, b, residual=np.full((6, 8), 0.1, np.float32)))
 
 
 def test_empty_products(text_machine):
@@ -385,7 +484,18 @@ QUANTIZED = ptxrt.quantize
         ("no product bf16 x f16", lambda m: m(A, B.astype(np.float16))),
         ("do not broadcast", lambda m: m(normal(2, 6, 32), normal(3, 8, 32))),
         ("at least two axes", lambda m: m(A[0], B)),
-        ("convert it to float32", lambda m: m(A.astype(np.int32), B)),
+        ("convert it to float16 or bfloat16, .* or to float32 beside a_format", lambda m: m(A.astype(np.int32), B)),
+        ("alpha is 1e.39; pass a number that is finite in float32", lambda m: m(A, B, alpha=1e39)),
+        ("limit of swiglu is 1e.39", lambda m: m(A, B, activation=("swiglu", dict(limit=1e39)))),
+        ("a_eps is 1e.39", lambda m: m(A, B, a_norm=np.ones(32), a_eps=1e39)),
+        ("out_scale_layout is 'x', but the result is not quantized", lambda m: m(A, B, out_scale_layout="x")),
+        ("out_scale_layout is '128x4'.*pass out_format", lambda m: m(A, B, out_scale_layout="128x4")),
+        ("residual is Quant.*ptxrt.dequantize", lambda m: m(A, A, residual=QUANTIZED(A[:, :6], "mxfp8", pad=True))),
+        ("bias is Quant.*ptxrt.dequantize", lambda m: m(A, A, bias=QUANTIZED(A[0, :6], "mxfp8", pad=True))),
+        (
+            "strides of .0, 4. bytes; pass an array whose",
+            lambda m: m(A, B, out=np.lib.stride_tricks.as_strided(np.zeros(8, np.float32), (6, 8), (0, 4))),
+        ),
         ("alpha is nan", lambda m: m(A, B, alpha=np.nan)),
         ("alpha is inf", lambda m: m(A, B, alpha=np.inf)),
         ("splits is 3", lambda m: m(A, B, splits=3)),

@@ -102,6 +102,15 @@ def test_codes_and_scales_anywhere_on_the_device(machine, format, depth):
             np.testing.assert_array_equal(got.to_numpy(), want)
 
 
+def test_codes_with_gaps_between_bytes(emulator):
+    a, b = np.ones((5, 96), BF16), drawn("nvfp4", 7, 96)
+    want = ptxrt.matmul(a, b)
+    codes = ptxrt.to_device(np.repeat(b.codes.view(np.uint8), 2, axis=-1))[:, ::2]
+    fields = dict(format="nvfp4", shape=(7, 96), global_scale=ptxrt.to_device(np.float32(b.global_scale)))
+    got = ptxrt.matmul(ptxrt.to_device(a), ptxrt.QuantizedArray(codes, ptxrt.to_device(b.scales), **fields))
+    np.testing.assert_array_equal(got.to_numpy(), want)
+
+
 @pytest.mark.parametrize("layout", ["linear", "128x4"])
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_an_identity_gives_the_other_operand(text_machine, tile, pair, layout):

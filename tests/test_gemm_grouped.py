@@ -115,6 +115,21 @@ def test_a_global_scale_for_each_group(text_machine):
         np.testing.assert_array_equal(out.scales.view(np.uint8), want.scales.view(np.uint8))
 
 
+def test_values_of_groups_with_global_scales_of_their_own(emulator):
+    """The result has 1 as its global scale, in the scalar of `out`; the scales are alphas of the next product."""
+    a, b, starts = operand("bf16", 6, 64), operand("bf16", 2, 32, 64, seed=1), np.array([0, 2, 6], np.int32)
+    scales, next_b = np.array([0.5, 0.25], np.float32), operand("nvfp4", 2, 16, 32, seed=2)
+    place = ptxrt.to_device
+    out = ptxrt.quantize(place(np.ones((6, 32), np.float32)), "nvfp4")
+    scalar = out.global_scale
+    ptxrt.matmul_grouped(place(a), place(b), place(starts), out=out, out_global_scale=scales)
+    assert out.global_scale is scalar and scalar.to_numpy() == 1
+    got = ptxrt.matmul_grouped(out, next_b, place(starts), alpha=scales, out_dtype=np.float32)
+    alone = ptxrt.matmul(a[2:], b[1], out_format="nvfp4", out_global_scale=0.25)
+    want = ptxrt.matmul(alone, part(next_b, 1), out_dtype=np.float32)
+    np.testing.assert_array_equal(got.to_numpy()[2:], want)
+
+
 @pytest.mark.parametrize("scale_layout", ["linear", "128x4"])
 def test_gates_of_groups_on_the_device(text_machine, scale_layout):
     """Rows behind the last group become zeros, and nothing that was not written is read."""
@@ -311,14 +326,95 @@ def test_interleaved_rows_on_the_device(machine):
     np.testing.assert_array_equal(got.to_numpy(), ptxrt.interleave_rows(gate, up))
 
 
-def test_interleaved_rows_of_quantized_weights():
-    gate, up = (np.random.default_rng(i).standard_normal((40, 64)).astype(np.float32) for i in range(2))
-    for layout in ("linear", "128x4"):
-        both = [ptxrt.quantize(x, "mxfp4", scale_layout=layout) for x in (gate, up)]
-        want = ptxrt.quantize(ptxrt.interleave_rows(gate, up), "mxfp4", scale_layout=layout)
-        got = ptxrt.interleave_rows(*both)
-        np.testing.assert_array_equal(got.codes, want.codes)
-        np.testing.assert_array_equal(got.scales, want.scales)
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
+@pytest.mark.parametrize("layout", ["linear", "128x4"])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_interleaved_rows_of_quantized_weights(emulator, format, layout, on_device):
+    gate, up = (np.random.default_rng(i).standard_normal((2, 40, 48)).astype(np.float32) for i in range(2))
+    options = dict(scale_layout=layout, pad=True, **(dict(global_scale=0.01) if format == "nvfp4" else {}))
+    place = ptxrt.to_device if on_device else lambda x: x
+    got = ptxrt.interleave_rows(*(ptxrt.quantize(place(x), format, **options) for x in (gate, up)))
+    want = ptxrt.quantize(ptxrt.interleave_rows(gate, up), format, **options)
+    assert got.on_device == on_device and got.layout == want.layout
+    np.testing.assert_array_equal(got.to_numpy().codes, want.codes)
+    np.testing.assert_array_equal(got.to_numpy().scales, want.scales)
+
+
+def test_interleaved_rows_of_other_libraries(emulator):
+    class Lent:
+        def __init__(self, x):
+            self.__dlpack__, self.__dlpack_device__ = x.__dlpack__, x.__dlpack_device__
+
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    np.testing.assert_array_equal(ptxrt.interleave_rows(Lent(x), Lent(-x)), ptxrt.interleave_rows(x, -x))
+
+
+def test_numbers_of_groups_with_gaps_on_the_device(emulator):
+    """They are copied, as NumPy arrays are; no message names an argument of a kernel."""
+    a, b, starts = operand("bf16", 6, 40), operand("bf16", 3, 16, 40, seed=1), np.array([0, 2, 4, 6], np.int32)
+    order, alpha = np.array([5, 0, 0, 3, 2, 1], np.int32), np.array([1, 2, 3], np.float32)
+    want = ptxrt.matmul_grouped(a, b, starts, rows=order, alpha=alpha, out_format="nvfp4", out_global_scale=alpha)
+
+    def gapped(x):
+        return ptxrt.to_device(np.repeat(x, 2, axis=-1))[..., ::2]
+
+    scales = dict(alpha=gapped(alpha), out_format="nvfp4", out_global_scale=gapped(alpha))
+    got = ptxrt.matmul_grouped(ptxrt.to_device(a), b, gapped(starts), rows=gapped(order), **scales)
+    np.testing.assert_array_equal(got.to_numpy().codes, want.codes)
+    ids, weights, y = (
+        np.array([[0, 1], [1, 2]], np.int32),
+        np.array([[1, 2], [3, 4]], np.float32),
+        operand("bf16", 4, 8),
+    )
+    routing = ptxrt.route(gapped(ids), 3)
+    for mine, other in zip(routing, ptxrt.route(ids, 3)):
+        np.testing.assert_array_equal(mine.to_numpy(), other)
+    got = ptxrt.combine(gapped(y), routing, gapped(weights)).to_numpy()
+    np.testing.assert_array_equal(got, ptxrt.combine(y, ptxrt.route(ids, 3), weights))
+    backward = ptxrt.to_device(starts)[::-1]
+    for words, call in [
+        ("^matmul_grouped: group_starts", lambda: ptxrt.matmul_grouped(a, b, backward)),
+        ("^matmul_grouped: rows", lambda: ptxrt.matmul_grouped(a, b, starts, rows=ptxrt.to_device(order)[::-1])),
+        ("^matmul_grouped: alpha", lambda: ptxrt.matmul_grouped(a, b, starts, alpha=ptxrt.to_device(alpha)[::-1])),
+        ("^route: expert_ids", lambda: ptxrt.route(ptxrt.to_device(ids)[::-1], 3)),
+        ("^combine: weights", lambda: ptxrt.combine(y, routing, ptxrt.to_device(weights)[::-1])),
+        ("^combine: y", lambda: ptxrt.combine(ptxrt.to_device(y)[::-1], routing, weights)),
+    ]:
+        with pytest.raises(ArgumentError, match=f"{words} .* has strides of .*; copy it"):
+            call()
+
+
+def test_outputs_share_no_memory_with_numbers_of_groups(emulator):
+    a, b, starts = A, W, np.array([0, 2, 4, 6], np.int32)
+    memory = ptxrt.to_device(np.zeros(6 * 8 * 2, np.uint8))
+    out = memory.view(BF16).reshape(6, 8)
+    for name, options in dict(
+        group_starts=dict(group_starts=memory[:16].view(np.int32)),
+        rows=dict(rows=memory[:24].view(np.int32)),
+        alpha=dict(alpha=memory[:12].view(np.float32)),
+    ).items():
+        with pytest.raises(ArgumentError, match=f"^matmul_grouped: out overlaps {name}; pass memory of its own$"):
+            ptxrt.matmul_grouped(a, b, **{"group_starts": ptxrt.to_device(starts), **options}, out=out)
+        options = {name: ptxrt.to_device(x.to_numpy()) for name, x in options.items()}
+        with pytest.raises(ArgumentError, match=f"^matmul_grouped: out is a NumPy array, {name} is on the device"):
+            ptxrt.matmul_grouped(a, b, **{"group_starts": starts, **options}, out=np.zeros((6, 8), BF16))
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("shape", [(0, 2), (2, 0), (0, 0)])
+def test_routes_of_nothing(emulator, shape, on_device):
+    place = ptxrt.to_device if on_device else lambda x: x
+    routing = ptxrt.route(place(np.zeros(shape, np.int32)), 3)
+    order, starts, places = (x.to_numpy() if on_device else x for x in routing)
+    assert order.shape == (0,) and starts.tolist() == [0] * 4 and places.shape == shape
+    got = ptxrt.combine(place(np.zeros((0, 8), BF16)), routing, place(np.zeros(shape, np.float32)))
+    got = got.to_numpy() if on_device else got
+    assert got.shape == (shape[0], 8) and got.dtype == BF16 and not got.any()
+
+
+def test_ids_of_any_integer_type():
+    for dtype in (np.uint8, np.int8, np.uint64, ">i8"):
+        np.testing.assert_array_equal(ptxrt.route(np.array([[0, 1]], dtype), 3).starts, [0, 1, 2, 2])
 
 
 A, W = np.zeros((6, 32), BF16), np.zeros((3, 8, 32), BF16)
@@ -338,7 +434,17 @@ IDS = np.zeros((4, 2), np.int32)
         ("pass a \\[T, K\\]", lambda: ptxrt.matmul_grouped(A, W[0], [0, 6])),
         ("alpha is", lambda: ptxrt.matmul_grouped(A, W, [0, 1, 1, 6], alpha=np.ones(2, np.float32))),
         ("alpha is", lambda: ptxrt.matmul_grouped(A, W, [0, 1, 1, 6], alpha=np.array([1, 1e300, 1]))),
-        ("group_starts is int64 .*; pass int32", lambda: ptxrt.matmul_grouped(A, W, np.array([2**32, 2, 4, 6]))),
+        ("alpha is None; pass a number, or one for each", lambda: ptxrt.matmul_grouped(A, W, [0, 2, 4, 6], alpha=None)),
+        ("alpha is '1'; pass a number, or one for each", lambda: ptxrt.matmul_grouped(A, W, [0, 2, 4, 6], alpha="1")),
+        (
+            "out_global_scale is '1'; pass a number, or one for each",
+            lambda: ptxrt.matmul_grouped(A, W, [0, 2, 4, 6], out_format="nvfp4", out_global_scale="1"),
+        ),
+        ("y is Quant.*ptxrt.dequantize", lambda: ptxrt.combine(ptxrt.quantize(A, "mxfp8"), ptxrt.route(IDS, 3), IDS)),
+        (
+            "group_starts is int64 .4. with 4294967296; pass int32",
+            lambda: ptxrt.matmul_grouped(A, W, np.array([2**32, 2, 4, 6])),
+        ),
         (
             "rows is int64 .*; pass int32",
             lambda: ptxrt.matmul_grouped(A, W, [0, 1, 1, 2], rows=np.array([0, 2**32 + 5])),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ..array import DeviceArray, empty
+from ..array import DeviceArray, as_arrays, empty
 from ..errors import ArgumentError
 from ..formats import FORMATS, bf16, f32, format_of
 from ..kernel import Kernel
@@ -32,10 +32,10 @@ from .gemm_kernels import (
     normed_rows,
 )
 from .outputs import Target, same_memory
-from .place import ROW_UNIT, Place, copied_to, has_whole_rows, loadable
+from .place import ROW_UNIT, Place, copied_to, has_whole_rows, loadable, without_gaps
 from .produce import as_vector, rmsnorm
-from .quantize import quantize, quantize_reference
-from .quantized import QuantizedArray, layout_of
+from .quantize import quantize, quantize_reference, swizzle_scales, unswizzle_scales
+from .quantized import Packed, QuantizedArray, layout_of
 from .scales import AMAX_RUN, amax, fill_f32, pad_last
 from .smoothing import operand_scale
 
@@ -148,7 +148,7 @@ def matmul(
             Arrays of another type are rounded to a_format.
         b_format: The same for b.
         transpose_b: False takes b as [.., K, N] and copies it.
-        alpha: A finite number.
+        alpha: A number, finite in float32.
         bias: [N] floats.
         activation: None, "relu", "gelu" (by erf), "gelu_tanh", "silu" or "swiglu". "swiglu" makes column i of C from
             columns g = 2 i and u = 2 i + 1, so that C has N / 2 columns: g sigmoid(alpha g) (u + offset), with g at
@@ -172,8 +172,9 @@ def matmul(
             Equal in bits to both calls in turn; few rows, multiplied in 16 bits, are one launch. nvfp4 needs
             a_global_scale.
         a_eps: A number from 0 on.
-        out: An array of C's shape to write to; its dtype replaces `out_dtype`. It may be `residual` itself and must not
-            overlap any other argument.
+        out: An array of C's shape to write to; its dtype replaces `out_dtype`. Or a QuantizedArray of C's shape, whose
+            format and layout replace `out_format` and `out_scale_layout`; on a device a number as global scale is
+            written into its own. `out` may be `residual` itself and must not overlap any other argument.
         stream: A stream of the device; None is the library's own.
 
     Raises:
@@ -279,12 +280,14 @@ def matmul_grouped(
         b: One matrix for each group, as in `matmul`; with transpose_b=False [groups, K, N], which is copied.
         group_starts: int32 [groups + 1]: rows group_starts[g] to group_starts[g + 1] are multiplied by b[g]. Groups may
             be empty. A host array is checked: it begins at 0, never falls and ends at T. A device array is not checked,
-            so that a graph can serve every routing; rows of C after its last number are not written. "128x4" scales of
-            padding rows are 0. With "swiglu" and an MX format, unless splits=1, rows of a device array's padding become
-            zeros: groups of up to 64 rows then need a second launch, which quantizes all rows.
+            so that a graph can serve every routing; rows of C after its last number are not written, nor their scales.
+            "128x4" scales from row T on, which fill the last tile, are 0. With "swiglu" and an MX format, unless
+            splits=1, rows after the last number become zeros: groups of up to 64 rows then need a second launch, which
+            quantizes all rows.
         rows: int32 [T']: C has T' rows, and row i is computed from row rows[i] of a. `route` returns it as `order`.
         alpha: One number, or an array of one float32 for each group.
-        out_global_scale: The same.
+        out_global_scale: The same. With one for each group the global scale of the result is 1, so that its values lack
+            the factor of their group: pass the scales as `alpha` of the next product.
         bias: [N], or [groups, N].
 
     Raises:
@@ -328,9 +331,10 @@ def interleave_rows(gate: Array | QuantizedArray, up: Array | QuantizedArray) ->
     """Interleave the rows of two weights, gate i in row 2 i and up i in row 2 i + 1, as activation="swiglu" takes them.
 
     Args:
-        gate: An array [.., N, K], or a QuantizedArray of NumPy arrays with axis -1.
-        up: The same, with gate's shape and dtype, or its format and layout; nvfp4 needs one global scale for both.
-            Device arrays are of one device, and the result stays there.
+        gate: An array [.., N, K], or a QuantizedArray with axis -1.
+        up: The same, with gate's shape and dtype, or its format and layout; nvfp4 needs one global scale for both,
+            whose values on a device are read unless they are one array. Device arrays are of one device, and the result
+            stays there.
 
     Returns:
         [.., 2 N, K]; scales keep their layout.
@@ -339,23 +343,34 @@ def interleave_rows(gate: Array | QuantizedArray, up: Array | QuantizedArray) ->
         ArgumentError: An argument is invalid; the message names it.
     """
     if isinstance(gate, QuantizedArray) and isinstance(up, QuantizedArray):
-        same = gate.layout == up.layout and gate.axis == -1 and not gate.on_device and not up.on_device
+        same = gate.layout == up.layout and gate.axis == -1 and gate.on_device == up.on_device
         if not same or len(gate.shape) < 2:
             raise ArgumentError(
                 f"interleave_rows: gate is {gate!r}, up {up!r}; pass two of one format, shape and layout, "
-                "axis -1, on the host"
+                "axis -1, both on the host or both on the device"
             )
-        if gate.global_scale is not None and float(gate.global_scale) != float(up.global_scale):
-            scales = f"{float(gate.global_scale)} and {float(up.global_scale)}"
-            raise ArgumentError(f"interleave_rows: global scales are {scales}; quantize both with one")
+        if gate.global_scale is not None and not same_memory(gate.global_scale, up.global_scale):
+            levels = [float(x.to_numpy() if gate.on_device else x) for x in (gate.global_scale, up.global_scale)]
+            if levels[0] != levels[1]:
+                raise ArgumentError(
+                    f"interleave_rows: global scales are {levels[0]} and {levels[1]}; quantize both with one"
+                )
         codes, scales = (
             [x.view(np.uint8) for x in pair] for pair in ((gate.codes, up.codes), (gate.scales, up.scales))
         )
-        linear = [x.layout.linear_scales(part) for x, part in zip((gate, up), scales)]
         shape = (*gate.shape[:-2], 2 * gate.shape[-2], gate.shape[-1])
         fields = dict(format=gate.format, shape=shape, scale_layout=gate.scale_layout, global_scale=gate.global_scale)
         layout = layout_of("interleave_rows", gate.layout.format, shape, -1, gate.scale_layout)
-        return QuantizedArray(_in_turn(*codes), layout.stored_scales(_in_turn(*linear)), **fields)
+        if not gate.on_device:
+            linear = [gate.layout.linear_scales(x) for x in scales]
+            return QuantizedArray(_in_turn(*codes), layout.stored_scales(_in_turn(*linear)), **fields)
+        swizzled = gate.scale_layout != "linear"
+        linear = [unswizzle_scales(x, gate.layout.linear_scales_shape) for x in scales] if swizzled else scales
+        whole = _in_turn_on_device(*linear)
+        whole = swizzle_scales(whole) if swizzled and whole.size else whole.reshape(layout.scales_shape)
+        return QuantizedArray(_in_turn_on_device(*codes), whole, **fields)
+    if not isinstance(gate, Packed) and not isinstance(up, Packed):
+        gate, up = as_arrays("interleave_rows", gate=gate, up=up)
     one_side = any(all(isinstance(x, side) for x in (gate, up)) for side in (np.ndarray, DeviceArray))
     if not one_side or len(gate.shape) < 2 or tuple(gate.shape) != tuple(up.shape) or gate.dtype != up.dtype:
         received = " and ".join(
@@ -363,13 +378,17 @@ def interleave_rows(gate: Array | QuantizedArray, up: Array | QuantizedArray) ->
         )
         raise ArgumentError(
             f"interleave_rows: {received} came; pass two arrays [.., N, K] of one shape and dtype, both on the host or "
-            "both on the device, or two QuantizedArrays on the host"
+            "both on the device, or two QuantizedArrays"
         )
     if isinstance(gate, np.ndarray):
         return _in_turn(gate, up)
     if gate.backend is not up.backend:
         where = f"gate is on {gate.backend.describe()}, up on {up.backend.describe()}"
         raise ArgumentError(f"interleave_rows: {where}; bring both to one device")
+    return _in_turn_on_device(gate, up)
+
+
+def _in_turn_on_device(gate: DeviceArray, up: DeviceArray) -> DeviceArray:
     both = empty((*gate.shape[:-2], 2 * gate.shape[-2], gate.shape[-1]), gate.dtype, device=gate.device)
     both[..., 0::2, :], both[..., 1::2, :] = gate, up
     return both
@@ -494,13 +513,14 @@ def _loaded(x: Operand, call: Call, place: Place) -> _Floats | _Blocks:
     if x.quantizes:
         values = quantized(values, x.format, x.rule, x.global_scale, place)
     if isinstance(values, QuantizedArray):
-        codes = values.codes.view(np.uint8).reshape(
-            int(np.prod(values.shape[:-2])), values.shape[-2], values.layout.code_bytes
-        )
-        rest = -codes.shape[-1] % 16
+        codes = values.codes.view(np.uint8)
+        shape = int(np.prod(values.shape[:-2])), values.shape[-2], values.layout.code_bytes
+        rest = -shape[-1] % 16
         # Kernels load 16 bytes of a row at a time; rows of other widths are copied into wider ones below.
-        if codes.address % 16 or (not rest and any(stride % 16 for stride in codes.strides[:-1])):
+        gaps = not has_whole_rows(codes) or (not rest and any(stride % 16 for stride in codes.strides[:-1]))
+        if codes.address % 16 or gaps or (len(shape) < codes.ndim and not codes.is_contiguous):
             codes = codes.copy(stream=place.stream)
+        codes = codes.reshape(shape)
         if not values.scales.is_contiguous:
             values = values.with_arrays(dict(values.arrays, scales=values.scales.copy(stream=place.stream)))
         if rest and codes.size:
@@ -583,7 +603,7 @@ def _added_in_place(residual: DeviceArray | None, target: Target) -> tuple[Devic
 def _run_quantizing(call: Call, place: Place, a, b, residual, options):
     """Run a product with quantized C: in one launch if one stride describes its matrices, else as a float32 product and
     `quantize`."""
-    level = call.ending.level(place)
+    level = call.ending.level(place, call.out, call.arrays.values())
     codes, scales = call.ending.buffers(place, call.out)
     whole = next(_launches(call, a, b, residual), None) if codes.size else None
     halves = _cuts(call) and _has_half_blocks(call)
@@ -697,18 +717,19 @@ def _run_grouped(call: GroupedCall, stream):
     """Launch a grouped product. Groups of few rows and groups of many have the kernels that they would have alone."""
     product, out = call.product, call.product.out
     parts = [out.codes, out.scales] if isinstance(out, QuantizedArray) else [out]
-    place = Place([*product.arrays.values(), call.starts, call.order, call.alphas, *parts], stream)
+    read = [*product.arrays.values(), call.starts, call.order, call.alphas]
+    place = Place([*read, *parts], stream)
     a, b = (_loaded(x, product, place) for x in (product.a, product.b))
     operands = {**a.part("a", (1,), ()), **b.part("b", (call.groups,), ()), "batch": 1, "groups": call.groups}
     options = dict(
         activation=product.activation, **product.gate, cols=product.cols, rows=product.rows, width=product.width
     )
-    options |= dict(group_starts=place.put(call.starts), starts=call.groups + 1)
+    options |= dict(group_starts=without_gaps(call.starts, place), starts=call.groups + 1)
     options |= dict(multiprocessors=place.backend.multiprocessors)
     if call.order is not None:
-        options["order"] = place.put(call.order)
+        options["order"] = without_gaps(call.order, place)
     if call.alphas is not None:
-        options |= dict(alphas=place.put(call.alphas), alpha_count=call.groups)
+        options |= dict(alphas=without_gaps(call.alphas, place), alpha_count=call.groups)
     else:
         options["alpha"] = product.alpha
     if product.bias is not None:
@@ -719,11 +740,8 @@ def _run_grouped(call: GroupedCall, stream):
         residual = _with_whole_rows(place.put(product.residual), place)
     if product.ending:
         global_scale = product.ending.global_scale
-        level = (
-            place.put(global_scale)
-            if isinstance(global_scale, np.ndarray) and global_scale.ndim
-            else product.ending.level(place)
-        )
+        each = global_scale is not None and global_scale.ndim > 0  # of the groups
+        level = without_gaps(global_scale, place) if each else product.ending.level(place, out, read)
         codes, scales = product.ending.buffers(place, out)
         results = product.ending.arguments(codes, scales, level) | dict(level_count=1 if level is None else level.size)
     else:
@@ -749,7 +767,7 @@ def _run_grouped(call: GroupedCall, stream):
     if values is not None:
         _quantize(values, product, place, codes, scales, level)
     if level is not None and level.size > 1:  # each group has its own global scale, which the caller keeps
-        level = fill_f32(x=place.empty((1,), f32), value=1.0, stream=stream)
+        level = product.ending.filled(1.0, place, out, read)
     return product.ending.handed_back(place, codes, scales, level, out)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..array import as_arrays, as_output
+from ..array import DeviceArray, as_arrays, as_output, check_forward
 from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
 from ..formats import Format, bf16, format_of, to_convert
@@ -80,8 +80,16 @@ class Call:
         named |= {f"{x.name}_global_scale": x.global_scale for x in (self.a, self.b)}
         if self.ending:
             named["out_global_scale"] = self.ending.global_scale
-        parts = {name: x.codes if isinstance(x, QuantizedArray) else x for name, x in named.items()}
-        return {name: x for name, x in parts.items() if x is not None}
+        return arrays_in(named)
+
+
+def arrays_in(named: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments that are arrays, and the arrays of a QuantizedArray under names such as a.scales."""
+    found = {}
+    for name, x in named.items():
+        parts = {f"{name}.{key}": part for key, part in x.arrays.items()} if isinstance(x, Packed) else {name: x}
+        found |= {key: part for key, part in parts.items() if isinstance(part, (np.ndarray, DeviceArray))}
+    return found
 
 
 def gemm_call(
@@ -109,13 +117,17 @@ def gemm_call(
     out,
     a_norm=None,
     a_eps=0.0,
+    on_host=True,
 ) -> Call:
-    """Check the arguments of `matmul`. products: (format of a, format of b) -> kernels."""
+    """Check the arguments of `matmul`. products: (format of a, format of b) -> kernels. on_host: whether arguments that
+    are not named here are on the host."""
     a, b = _with_rows("a", a), _rows_of_b(_with_rows("b", b), transpose_b, b_format)
     formats = _format_of("a", a, a_format, products), _format_of("b", b, b_format, products)
     check_pair(products, *formats, held=(isinstance(_held(a), QuantizedArray), isinstance(_held(b), QuantizedArray)))
-    a = _operand("a", a, formats[0], a_scale_rule, a_global_scale)
-    b = _operand("b", b, formats[1], b_scale_rule, b_global_scale)
+    caller_out = None if out is None else out if isinstance(out, QuantizedArray) else as_output("matmul", "out", out)
+    on_host = on_host and not _on_device(_held(a), _held(b), bias, residual, a_norm)
+    a = _operand("a", a, formats[0], a_scale_rule, a_global_scale, on_host)
+    b = _operand("b", b, formats[1], b_scale_rule, b_global_scale, on_host)
     (*batch_a, rows, depth), (*batch_b, cols, depth_b) = a.values.shape, b.values.shape
     if depth != depth_b:
         order = "[.., N, K]" if transpose_b else "[.., K, N]"
@@ -134,7 +146,7 @@ def gemm_call(
             f"matmul: leading axes do not broadcast: {shapes}; each is alike, or 1 in one of them"
         ) from None
     if not _is_finite(alpha):
-        raise ArgumentError(f"matmul: alpha is {alpha!r}; pass a finite number")
+        raise ArgumentError(f"matmul: alpha is {alpha!r}; pass a number that is finite in float32")
     if splits is not None and not (
         isinstance(splits, (int, np.integer)) and not isinstance(splits, bool) and splits == 1
     ):
@@ -147,9 +159,8 @@ def gemm_call(
         )
     width = cols // 2 if gated else cols
     shape = (*batch, rows, width)
-    caller_out = None if out is None else out if isinstance(out, QuantizedArray) else as_output("matmul", "out", out)
     output, ending = _output(
-        a, caller_out, out_dtype, shape, out_format, out_scale_rule, out_scale_layout, out_global_scale
+        a, on_host, caller_out, out_dtype, shape, out_format, out_scale_rule, out_scale_layout, out_global_scale
     )
     call = Call(
         a,
@@ -173,6 +184,11 @@ def gemm_call(
     if not isinstance(a.values, _Shape):
         check_output(call)
     return call
+
+
+def _on_device(*arguments) -> bool:
+    """Return whether any argument is on a device."""
+    return any(x.on_device if isinstance(x, Packed) else isinstance(x, DeviceArray) for x in arguments)
 
 
 def _with_rows(name: str, x):
@@ -220,8 +236,13 @@ def _format_of(name: str, x, asked, products) -> str:
         return x.format
     member = format_of(x.dtype)
     if member is None:
-        received = f"{x.dtype} {list(x.shape)}"
-        raise ArgumentError(f"matmul: {name} is {received}; {to_convert(name)}")
+        advice = (
+            f"convert it to float16 or bfloat16, {name}.astype(numpy.float16), or to float32 beside {name}_format; "
+            "--dtype f16 on the command line"
+        )
+        raise ArgumentError(
+            f"matmul: {name} is {x.dtype} {list(x.shape)}; {advice if asked is None else to_convert(name)}"
+        )
     if asked is None and member.itemsize == 4:
         raise ArgumentError(f"matmul: {name} is float32; say {name}_format: there are {', '.join(map(repr, known))}")
     return asked or member.name
@@ -251,7 +272,7 @@ def check_pair(products, a: str, b: str, held: tuple[bool, bool] = (False, False
     )
 
 
-def _operand(name: str, x, format: str, rule, global_scale) -> Operand:
+def _operand(name: str, x, format: str, rule, global_scale, on_host: bool) -> Operand:
     quantizes = format in BLOCK_FORMATS and not isinstance(_held(x), QuantizedArray)
     if not quantizes and (rule is not None or global_scale is not None):
         what = f"{name}_scale_rule" if rule is not None else f"{name}_global_scale"
@@ -260,7 +281,7 @@ def _operand(name: str, x, format: str, rule, global_scale) -> Operand:
         block = BLOCK_FORMATS[format]
         rule = operand_rule(format) if rule is None else rule
         rule_number("matmul", block, rule, f"{name}_")
-        global_scale = given_global_scale("matmul", block, global_scale, isinstance(_held(x), np.ndarray), f"{name}_")
+        global_scale = given_global_scale("matmul", block, global_scale, on_host, f"{name}_")
     return Operand(name, x, format, rule, global_scale)
 
 
@@ -280,9 +301,8 @@ def checked_activation(activation) -> tuple[int, dict[str, float]]:
     numbers = _GATE | options
     for name, number in numbers.items():
         if not (_is_finite(number) or (name == "limit" and number == math.inf)) or (name == "limit" and number < 0):
-            raise ArgumentError(
-                f"matmul: {name} of swiglu is {number!r}; pass a finite number{', from 0 on' * (name == 'limit')}"
-            )
+            expected = "a number that is finite in float32" + ", from 0 on" * (name == "limit")
+            raise ArgumentError(f"matmul: {name} of swiglu is {number!r}; pass {expected}")
     return ACTIVATIONS.index(activation), dict(
         limit=numbers["limit"], gate_alpha=numbers["alpha"], offset=numbers["offset"]
     )
@@ -292,10 +312,7 @@ def checked_bias(bias, shape: tuple[int, ...], gated: bool):
     """Return the bias, one number for each column before the activation."""
     if bias is None:
         return None
-    (bias,) = as_arrays("matmul", bias=bias)
-    if isinstance(bias, np.ndarray) and bias.dtype == np.float64:
-        with np.errstate(over="ignore"):
-            bias = bias.astype(np.float32)
+    bias = _added("bias", bias)
     if tuple(bias.shape) != shape or format_of(bias.dtype) is None:
         half = " (swiglu adds it before the gate)" if gated else ""
         raise ArgumentError(
@@ -304,10 +321,21 @@ def checked_bias(bias, shape: tuple[int, ...], gated: bool):
     return bias
 
 
+def _added(name: str, x):
+    """Return an array of floats that is added to C; float64 of the host is rounded to float32."""
+    if isinstance(x, Packed):
+        raise ArgumentError(f"matmul: {name} is {x!r}; pass floats (ptxrt.dequantize gives them)")
+    (x,) = as_arrays("matmul", **{name: x})
+    if isinstance(x, np.ndarray) and x.dtype == np.float64:
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)
+    return x
+
+
 def _checked_residual(residual, shape: tuple[int, ...]):
     if residual is None:
         return None
-    (residual,) = as_arrays("matmul", residual=residual)
+    residual = _added("residual", residual)
     if tuple(residual.shape) != shape or format_of(residual.dtype) is None:
         received = f"{residual.dtype} {list(residual.shape)}"
         raise ArgumentError(
@@ -328,10 +356,9 @@ def _checked_norm(a: Operand, weight, eps, depth: int) -> tuple[Any, float]:
     return float_array("matmul", "a_norm", weight, (depth,)), number
 
 
-def _output(a: Operand, caller_out, out_dtype, shape, out_format, rule, scale_layout, global_scale):
+def _output(a: Operand, on_host, caller_out, out_dtype, shape, out_format, rule, scale_layout, global_scale):
     """Return the type of C, or how C is quantized."""
     values = _held(a.values)
-    on_host = isinstance(values, np.ndarray)
     requested = (shape, caller_out, out_dtype, out_format, rule, scale_layout, global_scale)
     ending = checked_ending("matmul", on_host, *requested, "out_")
     if ending:
@@ -340,14 +367,21 @@ def _output(a: Operand, caller_out, out_dtype, shape, out_format, rule, scale_la
     return output_format("matmul", out_dtype, caller_out, default), None
 
 
-def check_output(call: Call) -> None:
-    """Raise ArgumentError if C cannot be written to `out`."""
-    check_out("matmul", call.out, call.ending, call.shape, call.arrays, "residual")
+def check_output(call: Call, **others) -> None:
+    """Raise ArgumentError if kernels cannot read the arrays of a call, or cannot write C to `out`. others: arrays that
+    are read besides."""
+    arrays = {**call.arrays, **arrays_in(others)}
+    check_forward("matmul", **arrays)
+    check_out("matmul", call.out, call.ending, call.shape, arrays, "residual")
 
 
 def _is_finite(value) -> bool:
+    """Return whether a value is a number that is finite in float32."""
     try:
-        return not isinstance(value, (bool, np.ndarray, str)) and math.isfinite(value)
+        if isinstance(value, (bool, np.ndarray, str)) or not math.isfinite(value):
+            return False
+        with np.errstate(over="ignore"):
+            return bool(np.isfinite(np.float32(value)))
     except (TypeError, ValueError, OverflowError):
         return False
 
@@ -415,7 +449,7 @@ def _grouped_call(
         )
     alphas = None
     if not _is_finite(alpha):
-        (alphas,) = as_arrays("matmul_grouped", alpha=alpha)
+        alphas = _number_for_each("alpha", alpha, groups)
         if isinstance(alphas, np.ndarray) and alphas.dtype.kind == "f":
             with np.errstate(over="ignore"):
                 alphas = alphas.astype(np.float32)
@@ -425,12 +459,13 @@ def _grouped_call(
             or not finite
             or (not isinstance(alphas, np.ndarray) and alphas.dtype != np.float32)
         ):
-            raise ArgumentError(f"matmul_grouped: alpha is {alpha!r}; pass a finite number, or float32 [{groups}]")
+            words = f"pass a number that is finite in float32, or one for each group, float32 [{groups}]"
+            raise ArgumentError(f"matmul_grouped: alpha is {alpha!r}; {words}")
         alpha = 1.0
     levels = None
     into_nvfp4 = out_format == "nvfp4" or getattr(options.get("out"), "format", None) == "nvfp4"
     if out_global_scale is not None and into_nvfp4:
-        (array,) = as_arrays("matmul_grouped", out_global_scale=out_global_scale)
+        array = _number_for_each("out_global_scale", out_global_scale, groups)
         if isinstance(array, np.ndarray) and array.dtype.kind == "f":
             with np.errstate(over="ignore", under="ignore"):
                 array = array.astype(np.float32)
@@ -446,10 +481,12 @@ def _grouped_call(
     one = _Shape(b, b.shape[1:])
     biases = None
     if bias is not None:
-        (biases,) = as_arrays("matmul_grouped", bias=bias)
+        biases = _added("bias", bias)
         if len(biases.shape) == 2:
             biases = checked_bias(biases, (groups, b.shape[1]), False)
             bias = None
+        else:
+            biases = None
     call = gemm_call(
         products,
         _Shape(a, (rows, a.shape[1])),
@@ -460,6 +497,7 @@ def _grouped_call(
         bias=bias,
         out_format=out_format,
         out_global_scale=out_global_scale,
+        on_host=not _on_device(starts, order, alphas, levels, biases),
         **options,
     )
     quantizing = call.ending if levels is None else replace(call.ending, global_scale=levels)
@@ -470,8 +508,16 @@ def _grouped_call(
         bias=call.bias if biases is None else biases,
         ending=quantizing,
     )
-    check_output(call)
+    check_output(call, group_starts=starts, rows=order, alpha=alphas)
     return GroupedCall(call, groups, starts, order, alphas)
+
+
+def _number_for_each(name: str, x, groups: int):
+    """Return an array of numbers, one or one for each group."""
+    if x is None or isinstance(x, (str, bytes, bool)):
+        words = f"pass a number, or one for each group, float32 [{groups}]"
+        raise ArgumentError(f"matmul_grouped: {name} is {x!r}; {words}")
+    return as_arrays("matmul_grouped", **{name: x})[0]
 
 
 class _Shape:
@@ -489,6 +535,12 @@ def _held(x):
 def _whole_numbers(name: str, x, shape):
     """Return int32 with one axis. Host arrays may have any integer type; device arrays must be int32."""
     expected = str(list(shape)) if shape else "of one axis"
+    (array,) = as_arrays("matmul_grouped", **{name: x})
+    if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.size:
+        least, most = int(array.min()), int(array.max())
+        if least < -(2**31) or most >= 2**31:
+            received = f"{array.dtype} {list(array.shape)} with {most if most >= 2**31 else least}"
+            raise ArgumentError(f"matmul_grouped: {name} is {received}; pass int32 {expected}, which holds less")
     x = whole_numbers("matmul_grouped", name, x, expected)
     if len(x.shape) != 1 or (shape and tuple(x.shape) != shape):
         raise ArgumentError(f"matmul_grouped: {name} are {x.dtype} {list(x.shape)}; pass int32 {expected}")

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..array import DeviceArray
+from ..array import Box, DeviceArray, check_forward
 from ..errors import ArgumentError
 from ..formats import FORMATS, Format, f32
 from .endings import ENDINGS
 from .operands import operand_rule
 from .place import Place, copied_to
 from .quantize import given_global_scale, rule_number
-from .quantized import Layout, QuantizedArray, block_format, layout_of
+from .quantized import SCALE_LAYOUTS, Layout, QuantizedArray, block_format, layout_of
 from .scales import fill_f32
 
 
@@ -32,11 +32,22 @@ class Ending:
         """The number of the format in kernels."""
         return ENDINGS.index(self.layout.format.name) + 1
 
-    def level(self, place: Place) -> DeviceArray | None:
-        """Return the global scale on the device, without waiting; None for formats without one."""
+    def level(self, place: Place, out=None, read: Iterable[Any] = ()) -> DeviceArray | None:
+        """Return the global scale on the device, without waiting; None for formats without one.
+
+        A number is written to the scale of `out`, unless that is not to be written to or shares memory with an array of
+        `read`, such as the global scale of an input.
+        """
         if self.global_scale is None or isinstance(self.global_scale, DeviceArray):
             return self.global_scale
-        return fill_f32(x=place.empty((1,), f32), value=float(self.global_scale), stream=place.stream)
+        return self.filled(float(self.global_scale), place, out, read)
+
+    def filled(self, value: float, place: Place, out, read: Iterable[Any]) -> DeviceArray:
+        """Return one number on the device, in the global scale of `out` if it is free."""
+        own = out.global_scale if out is not None and out.on_device else None
+        free = own is not None and own.writeable and not any(overlap(own, x) for x in read)
+        target = own.reshape(1) if free else place.empty((1,), f32)
+        return fill_f32(x=target, value=value, stream=place.stream)
 
     def buffers(self, place: Place, out: QuantizedArray | None) -> tuple[DeviceArray, DeviceArray]:
         """Return codes and scales to write to: those of `out` if it is a device array, else new ones."""
@@ -58,7 +69,9 @@ class Ending:
         """Return the QuantizedArray for the caller: `out` if it was given."""
         level = None if level is None else level.reshape(())
         if out is not None and out.on_device:
-            if level is not None:
+            # A device scalar is always stored, so that a recording stores that of its call.
+            given = isinstance(self.global_scale, DeviceArray) and not self.global_scale.ndim
+            if level is not None and (given or not same_memory(out.global_scale, level)):
                 out.global_scale = level
             return out
         layout = self.layout
@@ -111,6 +124,11 @@ def checked_ending(
             raise ArgumentError(f"{function}: out is {out!r}, {prefix}format {format!r}; leave out {prefix}format")
         format, scale_layout = out.format, out.scale_layout
     if format is None:
+        if scale_layout != "linear":
+            known = isinstance(scale_layout, str) and scale_layout in SCALE_LAYOUTS
+            advice = f"pass {prefix}format, or leave it out" if known else "leave it out"
+            found = f"{prefix}scale_layout is {scale_layout!r}, but the result is not quantized"
+            raise ArgumentError(f"{function}: {found}; {advice}")
         for name, value in dict(scale_rule=rule, global_scale=global_scale).items():
             if value is not None:
                 found = f"{prefix}{name} is {value!r}, but the result is not quantized"
@@ -152,7 +170,10 @@ def check_out(
         raise ArgumentError(f"{function}: out is {out!r}; the result is {expected}")
     if not ending and tuple(out.shape) != tuple(shape):
         raise ArgumentError(f"{function}: out has shape {list(out.shape)}; pass an array of shape {list(shape)}")
-    check_memory(function, parts_of("out", out), arrays, in_place)
+    parts = parts_of("out", out)
+    check_memory(function, parts, arrays, in_place)
+    if len(parts) > 1 and overlap(*parts.values()):
+        raise ArgumentError(f"{function}: {' overlaps '.join(parts)}; pass memory of its own for each")
 
 
 def check_memory(function: str, parts: dict[str, Any], arrays: dict[str, Any], in_place: str | None = None) -> None:
@@ -167,24 +188,32 @@ def check_memory(function: str, parts: dict[str, Any], arrays: dict[str, Any], i
                     f"{function}: {name} is a NumPy array, {other} is on the device; pass both on one side"
                 )
             same = other == in_place and same_memory(part, x)
-            if not same and _overlap(part, x):
-                but = f" ({in_place} may be exactly out)" if in_place else ""
+            if not same and overlap(part, x):
+                but = f" ({in_place} may be exactly out)" if other == in_place else ""
                 raise ArgumentError(f"{function}: {name} overlaps {other}; pass memory of its own{but}")
-        if isinstance(part, np.ndarray) and not part.flags.writeable:
+        if not (part.flags.writeable if isinstance(part, np.ndarray) else part.writeable):
             raise ArgumentError(f"{function}: {name} is read-only; pass an array that can be written")
+        if any(size > 1 and not stride for size, stride in zip(part.shape, part.strides)) and 0 not in part.shape:
+            found = f"{name} {list(part.shape)} has strides of {list(part.strides)} bytes"
+            raise ArgumentError(f"{function}: {found}; pass an array whose elements have memory of their own")
+    check_forward(function, **parts)
 
 
-def _extent(x: DeviceArray) -> tuple[int, int]:
-    """Return the address of the first byte and the one after the last."""
-    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.strides)) + x.dtype.itemsize if x.size else 0
-    return x.address, x.address + last
+# How far `overlap` searches for a common byte of two views of the host before it says that there is one.
+_SEARCHED = 10_000
 
 
-def _overlap(x, y) -> bool:
-    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
-        return isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and np.may_share_memory(x, y)
-    (first, end), (other, other_end) = _extent(x), _extent(y)
-    return x.backend is y.backend and first < other_end and other < end
+def overlap(x, y) -> bool:
+    """Return whether two arrays, of the host or of a device, share memory. False is certain, True may be wrong for
+    views with gaps."""
+    if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
+        try:
+            return np.shares_memory(x, y, max_work=_SEARCHED)
+        except (RuntimeError, OverflowError):  # too hard to tell
+            return True
+    if not isinstance(x, DeviceArray) or not isinstance(y, DeviceArray) or x.backend is not y.backend:
+        return False
+    return bool(x.size and y.size) and Box.of(x).overlaps(Box.of(y), y.address - x.address)
 
 
 def same_memory(x, y) -> bool:

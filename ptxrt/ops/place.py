@@ -82,6 +82,12 @@ def loadable(x: DeviceArray, member: Format, place: Place) -> DeviceArray:
     return copied_to(x, member, place, place.empty((*x.shape[:-1], -(-x.shape[-1] // ROW_UNIT) * ROW_UNIT), member))
 
 
+def without_gaps(x, place: Place) -> DeviceArray:
+    """Return an array on the device in row-major order."""
+    x = place.put(x)
+    return x if x.is_contiguous else x.copy(stream=place.stream)
+
+
 def has_whole_rows(x: DeviceArray) -> bool:
     """Return whether the elements of each row are contiguous."""
     return x.shape[-1] <= 1 or x.strides[-1] == x.dtype.itemsize

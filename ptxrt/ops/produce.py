@@ -512,7 +512,7 @@ class _Call:
             room = room_for(kernel.name, inputs[0].dtype.itemsize, place.backend.multiprocessors)
             options = dict(options, blocks=max(blocks(written_rows(rows, swizzled), cols, room), 1))
         if self.ending:
-            level = self.ending.level(place)
+            level = self.ending.level(place, self.out, self.read.values())
             codes, scales = self.ending.buffers(place, self.out)
             if codes.size:
                 kernel(*inputs, **options, **self.ending.arguments(codes, scales, level), stream=place.stream)
@@ -563,6 +563,8 @@ def rows_of(x, place: Place, lead: tuple[int, ...] | None = None) -> DeviceArray
 
 def float_array(name: str, key: str, value, shape: tuple[int, ...]):
     """Return floats of a shape; NumPy float64 is rounded to float32."""
+    if isinstance(value, Packed):
+        raise ArgumentError(f"{name}: {key} is {value!r}; pass floats (ptxrt.dequantize gives them)")
     (value,) = as_arrays(name, **{key: value})
     if isinstance(value, np.ndarray) and value.dtype == np.float64:
         with np.errstate(over="ignore"):
@@ -581,13 +583,15 @@ def as_vector(value, place: Place, member: Format) -> DeviceArray:
 
 
 def checked_number(name: str, key: str, value, least: float | None = None) -> float:
-    """Return a finite number; ArgumentError for others."""
+    """Return a number that is finite in float32; ArgumentError for others."""
     try:
         number = None if isinstance(value, (bool, str, np.ndarray)) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = None
-    if number is None or not math.isfinite(number) or (least is not None and number < least):
-        expected = "a finite number" + (f" from {least} on" if least is not None else "")
+    with np.errstate(over="ignore"):
+        finite = number is not None and np.isfinite(np.float32(number))
+    if number is None or not finite or (least is not None and number < least):
+        expected = "a number that is finite in float32" + (f", from {least} on" if least is not None else "")
         raise ArgumentError(f"{name}: {key} is {value!r}; pass {expected}")
     return number
 

@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
 import numpy as np
 
 from ..accuracy import Tolerance
-from ..array import DeviceArray, as_arrays
+from ..array import DeviceArray, as_arrays, check_forward
 from ..declaration import In, Out, loose, unaligned
 from ..errors import ArgumentError
 from ..formats import bf16, f16, f32, format_of, i32
 from ..kernel import kernel
 from ..prepared import remembered
-from .place import Place
+from .place import Place, has_whole_rows, without_gaps
+from .quantized import Packed
+from .scales import fill_f32
 
 if TYPE_CHECKING:
     from ..typing import Array, HostArray, StreamLike, WholeNumbers
@@ -126,15 +128,18 @@ def route(expert_ids: "WholeNumbers", experts: SupportsIndex, *, stream: "Stream
                 f"route: expert_ids go up to {ids.max()}; there are {experts} experts, pass ids below, or negative "
                 "ones for padding"
             )
-        ids = np.maximum(ids, -1).astype(np.int32)
+        ids = (ids if ids.dtype.kind == "u" else np.maximum(ids, -1)).astype(np.int32)
+    check_forward("route", expert_ids=ids)
     place = Place([ids], stream)
-    on_device = place.put(ids)
     if not ids.size:
         shapes = ((0,), (experts + 1,), tuple(ids.shape))
-        if not place.on_host:
-            raise ArgumentError(f"route: expert_ids on the device have shape {list(ids.shape)}; pass at least one id")
-        return Routing(*(np.zeros(shape, np.int32) for shape in shapes))
-    return Routing(*(place.back(x) for x in sort_tokens(on_device, blocks=int(experts) + 1, stream=stream)))
+        if place.on_host:
+            return Routing(*(np.zeros(shape, np.int32) for shape in shapes))
+        order, starts, places = (place.empty(shape, i32) for shape in shapes)
+        fill_f32(x=starts.view(np.float32), value=0.0, stream=stream)
+        return Routing(order, starts, places)
+    sorted_ids = sort_tokens(without_gaps(ids, place), blocks=int(experts) + 1, stream=stream)
+    return Routing(*(place.back(x) for x in sorted_ids))
 
 
 @overload
@@ -162,6 +167,8 @@ def combine(y: "Array", routing: Routing, weights: "Array", *, stream: "StreamLi
     """
     if not isinstance(routing, Routing):
         raise ArgumentError(f"combine: routing is a {type(routing).__name__}; pass what route gives")
+    if isinstance(y, Packed):
+        raise ArgumentError(f"combine: y is {y!r}; pass floats (ptxrt.dequantize gives them)")
     y, weights, places = as_arrays("combine", y=y, weights=weights, places=routing.places)
     if len(y.shape) != 2 or format_of(y.dtype) is None:
         raise ArgumentError(f"combine: y is {y.dtype} {list(y.shape)}; pass float32, float16 or bfloat16 [rows, N]")
@@ -174,8 +181,13 @@ def combine(y: "Array", routing: Routing, weights: "Array", *, stream: "StreamLi
     if not least <= y.shape[0] <= rows:
         without = f", or {least} without padding" if least < rows else ""
         raise ArgumentError(f"combine: y has {y.shape[0]} rows, the routing {rows}; pass one row for each{without}")
+    check_forward("combine", y=y, weights=weights)
     place = Place([y, weights, places], stream)
     if not y.shape[0]:  # all ids are padding: the kernel reads no row, but takes no empty array
         y = np.zeros((1, y.shape[1]), y.dtype)
-    y, weights, places = (place.put(x) for x in (y, weights, places))
+    if not places.shape[1]:  # nor tokens without experts
+        weights, places = (np.full((places.shape[0], 1), value, kind) for value, kind in ((0, "f4"), (-1, "i4")))
+    y = place.put(y)
+    y = y if has_whole_rows(y) else y.copy(stream=stream)
+    weights, places = (without_gaps(x, place) for x in (weights, places))
     return place.back(add_experts(y, places, weights, stream=stream))
