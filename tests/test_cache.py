@@ -749,13 +749,12 @@ def test_many_queries(machine, rng, format):
     placement."""
     lengths, group = [150, 40, 20], 2
     k, v = sequences(rng, lengths)
-    cache, table = filled(rng, k, v, lengths, format=format, v_global=2.0, k_global=0.5)
-    other, other_table = filled(
-        rng, k[::-1], v[::-1], lengths[::-1], page=9, format=format, v_global=2.0, k_global=0.5, width=40
-    )
+    levels = dict(k_global=[0.5, 1.5], v_global=[2.0, 0.75])
+    cache, table = filled(rng, k, v, lengths, format=format, **levels)
+    other, other_table = filled(rng, k[::-1], v[::-1], lengths[::-1], page=9, format=format, width=40, **levels)
     q, sinks = normal(rng, 3, group * HEADS, 20, DIM), normal(rng, group * HEADS, dtype=np.float32)
     held = cache.read(table, lengths)
-    for options in (dict(window=(64, 0)), dict(sinks=sinks, causal=False)):
+    for options in (dict(window=(64, 0)), dict(sinks=sinks, causal=False), dict(softcap=2.0)):
         out, lse = got = ptxrt.attention_paged(q, cache, table, lengths, return_lse=True, **options)
         for b, length in enumerate(lengths):
             want, want_lse = exact_attention(
@@ -767,8 +766,9 @@ def test_many_queries(machine, rng, format):
         turned = ptxrt.attention_paged(device[0], other, *device[1:], return_lse=True, **options)
         assert_same_bits([x.to_numpy()[::-1] for x in turned], got)
     plain = ptxrt.KVCache.over(*cache.arrays.values(), format=format)
+    powers = ptxrt.KVCache.over(*cache.arrays.values(), format=format, k_global=0.5, v_global=2.0)
     direct = ptxrt.attention_paged(q, plain, table, lengths, scale=0.0625, return_lse=True)
-    doubled = ptxrt.attention_paged(q, cache, table, lengths, return_lse=True)  # differs by a power of two
+    doubled = ptxrt.attention_paged(q, powers, table, lengths, return_lse=True)  # differs by a power of two
     assert_same_bits(direct[:1], [(doubled[0].astype(np.float32) / 2).astype(BF16)])
     np.testing.assert_allclose(direct[1], doubled[1], rtol=1e-6)
 
@@ -975,6 +975,103 @@ def test_wrong_calls_of_the_cache(emulator, rng):
     wrong(lambda: read_only.append(k, k, [0, 1, 2]), "k of the cache is read-only")
 
 
+def test_memory_that_a_cache_cannot_be_over(emulator):
+    """Bytes of other formats, sizes of 0, formats that do not exist."""
+    over, shape = ptxrt.KVCache.over, (4, HEADS, 8)
+    codes, scales = ptxrt.empty((*shape, 32), np.uint8), ptxrt.empty((*shape, 4), np.uint8)
+    whole, twos = ptxrt.empty((*shape, 64), np.uint8), ptxrt.empty((*shape, 2), np.uint8)
+    for other in (ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fnuz, np.int8, np.bool_):
+        wrong(
+            lambda: over(whole.view(other), twos, whole, twos, format="mxfp8"),
+            f"k_codes is {np.dtype(other)} .*it must be uint8 .*in the bytes of e4m3",
+        )
+    wrong(lambda: over(whole, twos, whole, twos.view(ml_dtypes.float8_e4m3fn), format="mxfp8"), "v_scales is .*ue8m0")
+    wrong(lambda: over(codes.view(ml_dtypes.float4_e2m1fn), scales, codes, scales, format="nvfp4"), "k_codes is float4")
+    e4m3, e8m0 = whole.view(ml_dtypes.float8_e4m3fn), twos.view(ml_dtypes.float8_e8m0fnu)
+    assert over(e4m3, e8m0, e4m3, e8m0, format="mxfp8").dim == 64
+    for empty in (np.s_[:0], np.s_[:, :0], np.s_[:, :, :0], np.s_[..., :0]):
+        arrays = [x[empty] for x in (codes, scales)] * 2
+        wrong(lambda: over(*arrays, format="nvfp4"), "k_codes has shape .*; no size may be 0")
+    for formats in (dict(format=["nvfp4"]), dict(format="nvfp4", format_v=["nvfp4"])):
+        wrong(lambda: over(codes, scales, codes, scales, **formats), "is \\['nvfp4'\\]; pass one of 'bf16'")
+    shared = over(codes, scales, codes, scales, format="nvfp4")
+    k = np.zeros((1, HEADS, DIM), BF16)
+    wrong(lambda: shared.append(k, k, [0]), "k and v of the cache overlap in memory; make it over separate arrays")
+    with pytest.raises(ptxrt.ArgumentError, match="a new cache would be initialized by them alone"):
+        with ptxrt.graph():
+            ptxrt.KVCache(2, 16, HEADS, 64)
+
+
+def test_a_scale_rule_is_that_of_the_formats_with_scales(emulator):
+    make = lambda **formats: ptxrt.KVCache(2, 16, HEADS, DIM, **formats)
+    assert make(format="bf16", format_v="nvfp4", scale_rule="four_over_six").scale_rule["v"] == "four_over_six"
+    assert make(format="mxfp8", format_v="mxfp4", scale_rule="ceil").scale_rule == dict(k="ceil", v="ceil")
+    wrong(lambda: make(format="mxfp8", format_v="nvfp4", scale_rule="amax"), "scale_rule is 'amax'; mxfp8 takes")
+    wrong(lambda: make(format="bf16", scale_rule="amax"), "scale_rule is 'amax'; bf16 has no scales")
+
+
+def test_numbers_of_a_read_are_checked_on_a_device_too(emulator, rng):
+    k, v = sequences(rng, [10])
+    cache, table = filled(rng, k, v, [10])
+    lengths = ptxrt.to_device(np.int32([10]))
+    assert_same_bits(cache.read(ptxrt.to_device(table), lengths), cache.read(table, [10]))
+    wrong(lambda: cache.read(table, ptxrt.to_device(np.int32([4000]))), "read: key_lengths is \\[4000\\]")
+    wrong(lambda: cache.read(ptxrt.to_device(np.full_like(table, 99)), lengths), "read: block_table names page 99")
+
+
+def test_slots_of_tables_without_rows(emulator):
+    for shape in ((0, 2), (2, 0), (0, 0)):
+        assert ptxrt.slots_of(np.zeros(shape, np.int32), [0, 1], [0, 0], 16).tolist() == [-1, -1]
+        found = ptxrt.slots_of(ptxrt.to_device(np.zeros(shape, np.int32)), [0, 1], [0, 0], 16)
+        assert found.to_numpy().tolist() == [-1, -1]
+    gapped = ptxrt.to_device(np.int32([[3, 9, 4, 9]]))[:, ::2]
+    assert ptxrt.slots_of(gapped, [0, 0], [1, 17], 16).to_numpy().tolist() == [49, 65]
+    wrong(lambda: ptxrt.slots_of(np.int32([[0]]), [0], [0], 2**31), "slots_of: page_size is 2147483648; pass less")
+
+
+def test_arguments_of_any_strides_and_floats(machine, rng):
+    """Views on a device that go backwards or have gaps, and sinks in 16 bits."""
+    lengths = [20, 37]
+    k, v = sequences(rng, lengths)
+    cache, table = filled(rng, k, v, lengths)
+    sinks = normal(rng, 4)
+    on = ptxrt.to_device
+    for queries in (2, 20):
+        q = normal(rng, 2, 4, queries, DIM)
+        want = ptxrt.attention_paged(q, cache, table, lengths, sinks=sinks.astype(np.float32), return_lse=True)
+        got = ptxrt.attention_paged(
+            on(q[:, ::-1].copy())[:, ::-1],
+            cache,
+            on(np.repeat(table, 2, axis=1))[:, ::2],
+            on(np.repeat(np.int32(lengths), 2))[::2],
+            sinks=on(np.repeat(sinks, 2))[::2],
+            return_lse=True,
+        )
+        assert_same_bits([x.to_numpy() for x in got], want)
+        assert_same_bits(ptxrt.attention_paged(q, cache, table, lengths, sinks=sinks, return_lse=True), want)
+        out = on(np.zeros_like(q))
+        wrong(
+            lambda: ptxrt.attention_paged(on(q), cache, table, lengths, out=out[:, ::-1]),
+            "attention_paged: out .* has strides",
+        )
+        wrong(
+            lambda: ptxrt.attention_paged(out, cache, table, lengths, out=out),
+            "attention_paged: out and q overlap in memory; pass separate arrays",
+        )
+
+
+def test_a_soft_cap_near_zero(machine, rng):
+    """Caps from 2^-100 on are told apart from none; smaller ones count as 2^-100."""
+    k, v = sequences(rng, [10])
+    cache, table = filled(rng, k, v, [10])
+    for queries in (1, 20):
+        q = normal(rng, 1, 4, queries, DIM)
+        for cap in (1e-30, 1e-50):
+            out, lse = ptxrt.attention_paged(q, cache, table, [10], causal=False, softcap=cap, return_lse=True)
+            np.testing.assert_allclose(lse, np.log(10), rtol=1e-5)
+            assert np.isfinite(out.astype(np.float32)).all()
+
+
 @pytest.mark.parametrize("format, format_v", [("bf16", "bf16"), ("nvfp4", "nvfp4"), ("nvfp4", "mxfp8")])
 def test_a_refused_append_costs_no_later_one_its_rows(machine, rng, format, format_v):
     """The tokens of a refused call own no slots, and neither keys nor values were written."""
@@ -1013,8 +1110,9 @@ def test_factors_on_the_device(machine, rng, format, shape):
         cache, table = filled(rng, [k], [v], [40], format=format, k_global=given, v_global=given)
         few = ptxrt.attention_paged(q, cache, table, [40], return_lse=True)
         results.append([*few, *(x if isinstance(x, np.ndarray) else x.to_numpy() for x in cache.read(table, [40]))])
-        many = ptxrt.attention_paged(np.repeat(q, 20, axis=2), cache, table, [40], window=(0, 0))
-        assert many.shape == (1, 4, 20, DIM)
+        with ptxrt.trace() as launched:
+            results[-1].append(ptxrt.attention_paged(np.repeat(q, 20, axis=2), cache, table, [40], window=(9, 0)))
+        assert "attention_adjusted" in {launch.kernel for launch in launched}
     assert_same_bits(*results)
 
 
@@ -1064,6 +1162,9 @@ def test_wrong_calls_of_attention(emulator, rng):
     wrong(lambda: call(q, "cache", table, [5]), "cache is a str")
     wrong(lambda: call(q.astype(np.float64), cache, table, [5]), "q is float64 .*: q.astype\\(numpy.float32\\)$")
     wrong(lambda: call(q, cache, table, [5], splits=0), "splits is 0")
+    wrong(lambda: call(q, cache, table, [5], window=3), "attention_paged: window is 3")
+    wrong(lambda: call(q, cache, table, [5], scale=1e39), "attention_paged: scale is 1e\\+39")
+    wrong(lambda: call(ptxrt.quantize_operand(q, "nvfp4", role="q"), cache, table, [5]), "q is Operand.*dequantize")
     wrong(lambda: call(q, cache, table, [5], sinks=np.zeros(3, np.float32)), "sinks are float32 \\[3\\]")
     plain = ptxrt.KVCache(4, 8, HEADS, DIM, format="bf16")
     inside = plain.k.reshape(4, HEADS * 8, 1, DIM)[:1, :4]

@@ -554,6 +554,13 @@ def test_wrong_imports(emulator):
             r"scales have shape \[1, 1, 70, 2\].* take \[1, 2, 70, 2\]",
         ),
         (lambda: of(codes.astype(np.float32), scales, format="mxfp8", role="k"), "codes is float32"),
+        *(
+            (lambda x=x: of(x, scales, format="mxfp8", role="k"), f"codes is {x.dtype} .*the bytes of e4m3.*view")
+            for x in (codes.view(ml_dtypes.float8_e5m2), codes.view(np.int8), codes.view(ml_dtypes.float8_e4m3fnuz))
+        ),
+        (lambda: of(codes.view(ml_dtypes.float4_e2m1fn), format="nvfp4", role="k"), "codes is float4_e2m1fn"),
+        (lambda: of(codes, scales.view(np.bool_), format="mxfp8", role="k"), "scales is bool"),
+        (lambda: of(codes, scales, format="mxfp8", role="q", dim=128), "dim is 128; queries have no dim"),
         (
             lambda: of(codes, scales, format="mxfp8", role="v", axis=-2),
             "codes .* have 70 values along axis -2, no multiple of 32",

@@ -333,7 +333,7 @@ def exact_attention(
     """Compute `attention` in float64 on the host: output [B, H, Sq, Dv] and lse [B, H, Sq], in the layout "bhsd"."""
     q, k, v = (np.asarray(x) for x in (q, k, v))
     heads, group = k.shape[1], q.shape[1] // k.shape[1]
-    left, right = checked_window(window, causal)
+    left, right = checked_window("exact_attention", window, causal)
 
     def grouped(x, *axes):
         return (

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Kernels divide by the soft cap. Smaller caps are raised to this one: the scores stay so near 0 that the softmax does
 # not change.
-_LEAST_SOFTCAP = 2.0**-100
+LEAST_SOFTCAP = 2.0**-100
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def attention_call(
         raise ArgumentError(f"attention: scale is {scale!r}; pass a finite number, or None for 1 / sqrt(D)")
     if softcap is None or not _is_finite(softcap) or softcap < 0:
         raise ArgumentError(f"attention: softcap is {softcap!r}; pass a number above 0, or 0 for none")
-    softcap = max(float(softcap), _LEAST_SOFTCAP) if softcap else 0.0
-    left, right = checked_window(window, _flag("causal", causal))
+    softcap = max(float(softcap), LEAST_SOFTCAP) if softcap else 0.0
+    left, right = checked_window("attention", window, _flag("causal", causal))
     return_lse, normalize = _flag("return_lse", return_lse), _flag("normalize", normalize)
     if return_lse and not normalize:
         words = "returns row_max and row_sum, of which lse is (row_max + log2 row_sum) ln 2; leave out return_lse"
@@ -171,7 +171,7 @@ def attention_call(
         smooth_k=smooth_k,
         smooth_q=smooth_q,
         mask=_checked_mask(mask, (batch, heads, queries, keys)),
-        sinks=_checked_sinks(sinks, heads),
+        sinks=checked_sinks("attention", sinks, heads),
         sequences=sequences,
         cu_seqlens_q=cu_q,
         cu_seqlens_k=cu_k,
@@ -217,11 +217,12 @@ def _nearest(ways: Iterable[tuple], asked: tuple) -> tuple:
 
 
 def _check_lacks(ways, way, options: list[str]) -> None:
-    """Raise ArgumentError for an option that the implementation lacks; the message names the first one that has it."""
+    """Raise ArgumentError for an option that the implementation lacks; the message names the most similar with it."""
+    formats = next(formats for formats, known in ways.items() if known is way)
     for name in options:
         if name in way.lacks:
             others = [formats for formats, known in ways.items() if name not in known.lacks]
-            advice = f"nearest: {spelled(*others[0])}" if others else "leave it out"
+            advice = f"nearest: {spelled(*_nearest(others, formats))}" if others else "leave it out"
             raise ArgumentError(f"attention: {way} has no {name}; {advice}")
 
 
@@ -311,7 +312,7 @@ def _check_shapes(q, k, v, layout: str) -> None:
         fail(f"head dimensions go up to {largest[0]}; split the heads")
 
 
-def checked_window(window, causal) -> tuple[int, int]:
+def checked_window(function: str, window, causal) -> tuple[int, int]:
     """Return (left, right): how many keys a query sees to each side of its own position; OPEN for no limit."""
     sides = (
         window
@@ -326,7 +327,7 @@ def checked_window(window, causal) -> tuple[int, int]:
     )
     if not whole or len(sides) != 2:
         raise ArgumentError(
-            f"attention: window is {window!r}; pass (left, right), each a whole number from 0 on, or None for open"
+            f"{function}: window is {window!r}; pass (left, right), each a whole number from 0 on, or None for open"
         )
     left, right = (OPEN if side is None else min(int(side), OPEN) for side in sides)
     return left, 0 if causal else right
@@ -353,17 +354,18 @@ def _checked_mask(mask, shape: tuple[int, ...]):
     return mask.reshape((1,) * (4 - len(mask.shape)) + tuple(mask.shape))
 
 
-def _checked_sinks(sinks, heads: int):
+def checked_sinks(function: str, sinks, heads: int):
+    """Return sinks as an array of any float type, one for each head; ArgumentError for others."""
     if sinks is None:
         return None
-    (sinks,) = as_arrays("attention", sinks=sinks)
-    check_forward("attention", sinks=sinks)
+    (sinks,) = as_arrays(function, sinks=sinks)
+    check_forward(function, sinks=sinks)
     if isinstance(sinks, np.ndarray) and sinks.dtype == np.float64:
         with np.errstate(over="ignore"):
             sinks = sinks.astype(np.float32)
     if tuple(sinks.shape) != (heads,) or format_of(sinks.dtype) is None:
         raise ArgumentError(
-            f"attention: sinks are {sinks.dtype} {list(sinks.shape)}; pass one float for each of {heads} heads of q"
+            f"{function}: sinks are {sinks.dtype} {list(sinks.shape)}; pass one float for each of {heads} heads of q"
         )
     return sinks
 

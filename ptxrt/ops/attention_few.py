@@ -10,7 +10,7 @@ from ..formats import bf16, f16, f32, i32, u8
 from ..kernel import kernel
 from ..sequences import ends_of, first_units, starts_of
 from ..tiles import TILE_DIMS, TILE_KEYS, tile_layout, tiles_of
-from .attention_kernels import LOG2_E, OPEN, ROW_SUMS, attention_merge, exact_sums
+from .attention_kernels import LOG2_E, OPEN, ROW_SUMS, attention_merge, exact_sums, example_factors
 from .pages import ROW_FORMATS
 from .place import is_loadable
 
@@ -146,10 +146,6 @@ def _room(axes) -> int:
         - TILE_KEYS
         + 1
     )
-
-
-def _factors(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
-    return rng.uniform(0.5, 2, shape).astype(np.float32)
 
 
 def _zeros(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
@@ -414,8 +410,8 @@ _PACKED = dict(query_starts=True, query_ends=True)
         k_scales=_scales("k"),
         v_scales=_scales("v"),
         q_global=lambda rng, member, shape, axes: np.full(shape, 0.5, np.float32),
-        k_global=_factors,
-        v_global=_factors,
+        k_global=example_factors,
+        v_global=example_factors,
         arrivals=_zeros,
     ),
 )
@@ -565,8 +561,8 @@ def _drawn(draw):
         v=_drawn(_codes("k")),
         k_scales=_drawn(_scales("k")),
         v_scales=_drawn(_scales("k")),
-        k_global=_factors,
-        v_global=_factors,
+        k_global=example_factors,
+        v_global=example_factors,
         arrivals=_zeros,
     ),
 )

@@ -176,6 +176,16 @@ def example_flags(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     return (rng.random(shape) < 0.8).astype(np.uint8)
 
 
+def example_factors(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    """Examples of global scales."""
+    return rng.uniform(0.5, 2, shape).astype(np.float32)
+
+
+def example_shifts(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
+    """Examples of what smoothing takes from the scores of rows."""
+    return 3 * rng.standard_normal(shape).astype(np.float32)
+
+
 def _case(
     batch=1, heads_kv=1, group=1, queries=70, keys=130, dim=32, dim_v=None, sequences=None, splits=1, **rest
 ) -> dict:
@@ -340,6 +350,72 @@ def attention_bf16(
     options = dict(scale=scale, softcap=softcap, left=left, right=right, mask=mask, allowed=allowed, sinks=sinks)
     sequences = dict(query_starts=query_starts, query_ends=query_ends, key_starts=key_starts, key_ends=key_ends)
     attend(q, k, v, options, sequences, (out_bf16, out_f16, out_f32), lse, (partial, row_max, row_sum))
+
+
+_ADJUSTED = dict(dim=64, heads_kv=2, group=2, k_global=True, out_f32=True, lse=True)
+
+
+@kernel(
+    grid="splits*heads_kv group*queries batch",
+    variants={"dim dim_v": ((64, 64), (128, 128), (256, 256))},
+    filled=True,
+    multiples=dict(dim_v=STORED_COLUMNS),
+    packed=True,
+    cases=[
+        *(_case(**_ADJUSTED | dict(dim=dim), queries=75, keys=100, right=0, format="bf16") for dim in (64, 128, 256)),
+        *(_case(**_ADJUSTED, queries=20, keys=100, left=30, format=format) for format in ("bf16", "f16")),
+        _case(**_ADJUSTED, batch=2, keys=150, key_ends=True, softcap=2.0, row_shift=True, sinks=True, format="bf16"),
+        _case(**_ADJUSTED, queries=150, keys=170, sequences=3, right=0, **PACKED, softcap=2.0, row_shift=True),
+        _case(dim=40, dim_v=24, queries=20, softcap=2.0, row_shift=True, out_f16=True, lse=True, format="f16"),
+        _case(dim=128, heads_kv=3, queries=20, keys=330, k_global=True, splits=3, **PARTIAL, format="bf16"),
+    ],
+    tolerance=dict(
+        out_bf16=_BF16_OUTPUT, out_f16=_OUTPUT, out_f32=_OUTPUT, partial=_OUTPUT, lse=SUMS, row_sum=ROW_SUMS
+    ),
+    flops=visible_flops,
+    draw=_EXAMPLES | dict(k_global=example_factors, row_shift=example_shifts),
+)
+def attention_adjusted(
+    q: In[bf16 | f16, "batch heads_kv group queries dim", strided],
+    k: In[bf16 | f16, "batch heads_kv keys dim", strided],
+    v: In[bf16 | f16, "batch heads_kv keys dim_v", strided],
+    k_global: In[f32, "heads_kv", unaligned] = None,
+    row_shift: In[f32, "batch heads_kv group queries"] = None,
+    mask: In[f32, "batch heads_kv group queries keys", scattered] = None,
+    allowed: In[u8, "batch heads_kv group queries keys", scattered] = None,
+    sinks: In[f32, "heads_kv group", unaligned] = None,
+    query_starts: In[i32, "sequences", unaligned] = None,
+    query_ends: In[i32, "sequences", unaligned] = None,
+    key_starts: In[i32, "sequences", unaligned] = None,
+    key_ends: In[i32, "sequences", unaligned] = None,
+    out_bf16: Out[bf16, "batch heads_kv group queries dim_v", strided] = None,
+    out_f16: Out[f16, "batch heads_kv group queries dim_v", strided] = None,
+    out_f32: Out[f32, "batch heads_kv group queries dim_v", strided] = None,
+    lse: Out[f32, "batch heads_kv group queries"] = None,
+    partial: Out[f32, "splits batch heads_kv group queries dim_v"] = None,
+    row_max: Out[f32, "splits batch heads_kv group queries"] = None,
+    row_sum: Out[f32, "splits batch heads_kv group queries"] = None,
+    *,
+    scale: Scalar[f32],
+    softcap: Scalar[f32] = 0.0,
+    left: Scalar[i32],
+    right: Scalar[i32],
+):
+    """Compute `attention_bf16` with adjusted scores, as caches of keys need them.
+
+    k_global: factors of K, above 0; scale times such a factor is one float32 number. row_shift: added to the scaled
+    scores of a row; without a soft cap it changes `lse` and row_max alone, and the shares of sinks. Everything else is
+    as in `attention_bf16`.
+    """
+    if k_global is not None:
+        k = np.asarray(k, np.float64) * k_global[:, None, None]
+    added = None
+    if row_shift is not None:
+        added = np.broadcast_to(np.asarray(row_shift, np.float64)[..., None], (*q.shape[:4], k.shape[2]))
+    options = dict(scale=scale, softcap=softcap, left=left, right=right, mask=mask, allowed=allowed, sinks=sinks)
+    sequences = dict(query_starts=query_starts, query_ends=query_ends, key_starts=key_starts, key_ends=key_ends)
+    outputs, parts = (out_bf16, out_f16, out_f32), (partial, row_max, row_sum)
+    attend(q, k, v, options, sequences, outputs, lse, parts, added=added, row_shift=row_shift)
 
 
 def _store(values: np.ndarray, *buffers) -> None:

@@ -343,7 +343,7 @@ def _options(call: Call, place: Place) -> dict[str, Any]:
         whole = call.grouped((mask.view(np.uint8) if hides else mask).broadcast_to((batch, heads, queries, keys)))
         options["allowed" if hides else "mask"] = whole
     if call.sinks is not None:
-        options["sinks"] = sinks_on(call, place).reshape(call.k.shape[1], call.group)
+        options["sinks"] = sinks_on(call.sinks, place).reshape(call.k.shape[1], call.group)
     return options | dict(scale=call.scale, softcap=call.softcap, left=call.left, right=call.right)
 
 

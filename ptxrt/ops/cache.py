@@ -3,14 +3,16 @@ them."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from ..array import Box, DeviceArray, as_arrays, as_output, empty, to_device, upload
+from ..array import Box, DeviceArray, as_arrays, as_output, empty, refuse_recording, upload
 from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
 from ..formats import Format, bf16, f16, format_of, to_convert
@@ -49,12 +51,13 @@ class KVCache:
         format_v: The format of values; None is format. All pairs work, except that f16 needs nvfp4 or f16 beside it,
             and that 16 bits beside a block format need head dimensions up to 128.
         k_global: Factor of codes times scales of keys, above 0: a number, one for each head, or float32 on the device,
-            one or one for each head, whose values are not checked. A single one on the device is read when the cache is
-            made. Other quantizers may expect the reciprocal 1 / g.
+            one or one for each head, whose values are not checked and are read when the cache is made. Other quantizers
+            may expect the reciprocal 1 / g.
         v_global: The same for values.
         k_mean: Floats [heads, dim], subtracted from keys before they are quantized. It is fixed before the first key is
             written. Scores are those of the original keys.
-        scale_rule: As in `quantize`; None is "rceil" for mxfp8, "even" for mxfp4, "amax" for nvfp4.
+        scale_rule: As in `quantize`, for all formats with scales; None is "rceil" for mxfp8, "even" for mxfp4, "amax"
+            for nvfp4.
         device: The number of the device; None is the current one.
 
     Attributes:
@@ -83,6 +86,7 @@ class KVCache:
         scale_rule: ScaleRule | None = None,
         device: int | None = None,
     ):
+        refuse_recording("a new cache would be initialized by them alone")
         sizes = dict(pages=pages, page_size=page_size, heads=heads, dim=dim, dim_v=dim if dim_v is None else dim_v)
         for name, size in sizes.items():
             if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:
@@ -90,7 +94,7 @@ class KVCache:
         self._describe("KVCache", format, format_v, *map(int, sizes.values()))
         shapes = self._shapes()
         self.k, self.k_scales, self.v, self.v_scales = (
-            shape and empty(shape, dtype, device=device) for shape, dtype in shapes.values()
+            shape and empty(shape, member.dtype, device=device) for shape, member in shapes.values()
         )
         self._finish("KVCache", self.k.backend, k_global, v_global, k_mean, scale_rule)
 
@@ -114,15 +118,17 @@ class KVCache:
 
         Arrays are [pages, heads, page_size, ..] with layout="hnd", [pages, page_size, heads, ..] with "nhd". The last
         axis has no gaps: dim values of 16 bits, dim bytes of mxfp8, dim / 2 bytes of 4-bit formats, dim / 32 or dim /
-        16 bytes of scales (None in 16 bits). They are uint8, or the dtypes of ml_dtypes. Rows of codes start at
-        multiples of 16 bytes, rows of scales anywhere.
+        16 bytes of scales (None in 16 bits). Codes are uint8, or float8_e4m3fn of mxfp8; scales are uint8, or
+        float8_e8m0fnu of MX formats and float8_e4m3fn of nvfp4. Rows of codes start at multiples of 16 bytes, rows of
+        scales anywhere.
         Caches for SM100 have the scales of V swizzled, four tokens at a time. This cannot be detected: call
         `unswizzle_values` on such scales first, or values are multiplied with the scales of other tokens.
 
         Raises:
             ArgumentError: An argument is invalid; the message names it.
         """
-        if layout not in ("hnd", "nhd"):
+        refuse_recording("a new cache would be initialized by them alone")
+        if not isinstance(layout, str) or layout not in ("hnd", "nhd"):
             raise ArgumentError(f"KVCache.over: layout is {layout!r}; pass 'hnd' or 'nhd'")
         arguments = dict(k_codes=k_codes, k_scales=k_scales, v_codes=v_codes, v_scales=v_scales)
         arrays = {name: None if x is None else as_output("KVCache.over", name, x) for name, x in arguments.items()}
@@ -138,30 +144,35 @@ class KVCache:
         arrays = {n: x if x is None or layout == "hnd" else x.transpose(0, 2, 1, 3) for n, x in arrays.items()}
         cache = cls.__new__(cls)
         k, v = arrays["k_codes"], arrays["v_codes"]
-        per_byte = [2 if f in BLOCK_FORMATS and BLOCK_FORMATS[f].bits == 4 else 1 for f in (format, format_v or format)]
+        formats = [format, format if format_v is None else format_v]
+        _check_formats("KVCache.over", *formats)
+        for name, x in dict(k_codes=k, v_codes=v).items():
+            if 0 in x.shape:
+                raise ArgumentError(f"KVCache.over: {name} has shape {list(x.shape)}; no size may be 0")
+        per_byte = [2 if f in BLOCK_FORMATS and BLOCK_FORMATS[f].bits == 4 else 1 for f in formats]
         dims = [x.shape[3] * count for x, count in zip((k, v), per_byte)]
-        cache._describe("KVCache.over", format, format_v, k.shape[0], k.shape[2], k.shape[1], *dims)
+        cache._describe("KVCache.over", *formats, k.shape[0], k.shape[2], k.shape[1], *dims)
         cache.k, cache.k_scales, cache.v, cache.v_scales = arrays.values()
-        for (name, x), (expected, dtype) in zip(arrays.items(), cache._shapes().values()):
-            cache._check_array(name, x, expected, dtype, k)
+        for (name, x), (expected, member) in zip(arrays.items(), cache._shapes().values()):
+            cache._check_array(name, x, expected, member, k)
         cache._finish("KVCache.over", k.backend, k_global, v_global, k_mean, scale_rule)
         return cache
 
     @staticmethod
-    def _check_array(name: str, x, expected, dtype, first) -> None:
-        """Raise ArgumentError unless an array is given exactly if its format has it, with the expected shape and dtype,
-        on the device of the first array."""
+    def _check_array(name: str, x, expected, member, first) -> None:
+        """Raise ArgumentError unless an array is given exactly if its format has it, with the expected shape and a
+        dtype of a member format, on the device of the first array."""
         if (x is None) != (expected is None):
             what = "is missing" if x is None else f"is {x.dtype} {list(x.shape)}"
             says = "16-bit formats have no scales" if expected is None else f"pass scales {list(expected)}"
             raise ArgumentError(f"KVCache.over: {name} {what}; {says}")
         if x is None:
             return
-        fits = x.dtype == dtype if dtype != np.uint8 else x.dtype.itemsize == 1
-        if tuple(x.shape) != expected or not fits:
+        if tuple(x.shape) != expected or not member.holds(x.dtype):
             received = f"{name} is {x.dtype} {list(x.shape)} as [pages, heads, page_size, ..]"
             raise ArgumentError(
-                f"KVCache.over: {received}; beside k_codes {list(first.shape)} it must be {dtype} {list(expected)}"
+                f"KVCache.over: {received}; beside k_codes {list(first.shape)} it must be {member.dtype} "
+                f"{list(expected)}, in the bytes of {member.name}"
             )
         if x.backend is not first.backend:
             raise ArgumentError(
@@ -185,9 +196,7 @@ class KVCache:
     ) -> None:
         """Set formats and sizes; ArgumentError for those that no kernel supports."""
         format_v = format if format_v is None else format_v
-        for name, one in (("format", format), ("format_v", format_v)):
-            if not isinstance(one, str) or one not in FORMATS:
-                raise ArgumentError(f"{function}: {name} is {one!r}; pass one of {', '.join(map(repr, FORMATS))}")
+        _check_formats(function, format, format_v)
         both = {format, format_v}
         if "f16" in both and both - {"f16", "nvfp4"}:
             with_what = " and ".join(repr(one) for one in (format, format_v))
@@ -211,33 +220,33 @@ class KVCache:
         self.pages, self.page_size, self.heads, self.dim, self.dim_v = pages, page_size, heads, dim, dim_v
 
     def _shapes(self) -> dict[str, tuple]:
-        """Return the shape and dtype of each array; (None, None) for scales that a format does not have."""
+        """Return the shape and format of each array; (None, None) for scales that a format does not have."""
         shapes: dict[str, tuple] = {}
         for name, format, dim in (("k", self.format, self.dim), ("v", self.format_v, self.dim_v)):
             block, rows = BLOCK_FORMATS.get(format), (self.pages, self.heads, self.page_size)
             if block is None:
-                shapes[name], shapes[f"{name}_scales"] = ((*rows, dim), _PLAIN[format].dtype), (None, None)
+                shapes[name], shapes[f"{name}_scales"] = ((*rows, dim), _PLAIN[format]), (None, None)
             else:
-                byte = np.dtype(np.uint8)
                 shapes[name], shapes[f"{name}_scales"] = (
-                    ((*rows, dim * block.bits // 8), byte),
-                    ((*rows, dim // block.block), byte),
+                    ((*rows, dim * block.bits // 8), block.element.storage),
+                    ((*rows, dim // block.block), block.scale),
                 )
         return shapes
 
     def _finish(self, function: str, backend, k_global, v_global, k_mean, scale_rule) -> None:
         """Set global scales, mean and scale rules, and allocate the claims of slots and the counters of blocks."""
-        self.scale_rule = {}
-        for name, format in (("k", self.format), ("v", self.format_v)):
-            rules = BLOCK_FORMATS[format].rules if format in BLOCK_FORMATS else ()
-            rule = operand_rule(format) if scale_rule is None else scale_rule
-            if scale_rule is not None and scale_rule not in rules:
-                takes = f"takes {', '.join(map(repr, rules))}" if rules else "has no scales"
-                raise ArgumentError(f"{function}: scale_rule is {scale_rule!r}; {format} {takes}")
-            self.scale_rule[name] = rule
+        formats = dict(k=self.format, v=self.format_v)
+        self.scale_rule = {name: operand_rule(format) for name, format in formats.items()}
+        if scale_rule is not None:
+            scaled = {name: BLOCK_FORMATS[format] for name, format in formats.items() if format in BLOCK_FORMATS}
+            for block in scaled.values():
+                if scale_rule not in block.rules:
+                    takes = ", ".join(map(repr, block.rules))
+                    raise ArgumentError(f"{function}: scale_rule is {scale_rule!r}; {block.name} takes {takes}")
+            if not scaled:
+                raise ArgumentError(f"{function}: scale_rule is {scale_rule!r}; {self.format} has no scales")
+            self.scale_rule |= dict.fromkeys(scaled, scale_rule)
         self.k_global = self._levels(function, "k_global", k_global, backend)
-        numbers = None if isinstance(k_global, DeviceArray) else np.unique(np.asarray(k_global, np.float32))
-        self.k_factor = float(numbers[0]) if numbers is not None and len(numbers) == 1 else None  # one for all heads
         self.v_global = self._levels(function, "v_global", v_global, backend)
         self.k_mean = None
         if k_mean is not None:
@@ -280,8 +289,7 @@ class KVCache:
             if level.dtype != np.float32 or level.backend is not backend:
                 received = f"{level.dtype} {list(level.shape)} on {level.backend.describe()}"
                 raise ArgumentError(f"{function}: {name} is {received}; pass float32 on {backend.describe()}")
-            of_heads = level.broadcast_to((self.heads,))
-            return of_heads if of_heads.is_contiguous else of_heads.copy()
+            return level.broadcast_to((self.heads,)).copy()
         with np.errstate(over="ignore"):
             level = np.broadcast_to(np.asarray(level, np.float32).reshape(-1), (self.heads,))
         if not (np.isfinite(level) & (level > 0)).all():
@@ -297,6 +305,13 @@ class KVCache:
     def arrays(self) -> dict[str, DeviceArray | None]:
         """The arrays of the cache by name."""
         return dict(k=self.k, k_scales=self.k_scales, v=self.v, v_scales=self.v_scales)
+
+    @cached_property
+    def _shared(self) -> tuple[str, str] | None:
+        """The names of two arrays of the cache that share memory; None if there are none."""
+        given = [(name, x) for name, x in self.arrays.items() if x is not None]
+        pairs = ((a, b) for (a, x), (b, y) in itertools.combinations(given, 2) if share_memory(x, y))
+        return next(pairs, None)
 
     @property
     def nbytes(self) -> int:
@@ -360,18 +375,21 @@ class KVCache:
         if tokens is None or slots.dtype != np.int64:
             raise ArgumentError(f"append: slots {shown(slots)}; pass int64, one for each token of k and v")
         self.check_writeable("append")
+        if self._shared:
+            pair = " and ".join(self._shared)
+            raise ArgumentError(f"append: {pair} of the cache overlap in memory; make it over separate arrays")
         if tokens == 0:
             return
         k, v, slots = (
             self._here("append", name, x, stream)
             for name, x in (("k", where["k"]), ("v", where["v"]), ("slots", slots))
         )
-        if self.format != self.format_v:  # two launches: the second must not be refused
-            for name, x in (("k", k), ("v", v)):
-                if shared := overlapping(self, x):
-                    raise ArgumentError(
-                        f"append: {name} and {shared} of the cache overlap in memory; pass a copy of {name}"
-                    )
+        for name, x in (("k", k), ("v", v), ("slots", slots)):
+            if shared := overlapping(self, x):
+                raise ArgumentError(
+                    f"append: {name} and {shared} of the cache overlap in memory; pass a copy of {name}"
+                )
+        slots = with_whole_rows(slots, stream)
         sides = {}
         for name, x in (("k", k), ("v", v)):
             x = with_whole_rows(x, stream)
@@ -485,9 +503,14 @@ class KVCache:
         The call waits.
 
         S is the largest of key_lengths, int32 [B]. Rows after a sequence's last key are zeros. Keys have k_mean added.
+        Numbers on a device are checked, too.
+
+        Raises:
+            ArgumentError: An argument is invalid; the message names it.
         """
-        table, lengths = checked_tables("read", self, block_table, key_lengths)
-        table, lengths = (x.to_numpy(stream=stream) if isinstance(x, DeviceArray) else x for x in (table, lengths))
+        named = checked_tables("read", self, block_table, key_lengths)
+        on_host = (x.to_numpy(stream=stream) if isinstance(x, DeviceArray) else x for x in named)
+        table, lengths = checked_tables("read", self, *on_host)
         keys = int(lengths.max(initial=0))
         found = []
         for name, level in (("k", self.k_global), ("v", self.v_global)):
@@ -539,6 +562,13 @@ class KVCache:
         return np.ascontiguousarray(np.swapaxes(fours, -1, -2)).reshape(scales.shape)
 
 
+def _check_formats(function: str, format, format_v) -> None:
+    """Raise ArgumentError for formats that no cache has."""
+    for name, one in (("format", format), ("format_v", format_v)):
+        if not isinstance(one, str) or one not in FORMATS:
+            raise ArgumentError(f"{function}: {name} is {one!r}; pass one of {', '.join(map(repr, FORMATS))}")
+
+
 def as_bytes(x: DeviceArray) -> DeviceArray:
     """View an array [pages, heads, page, row] as bytes."""
     strides = (*x.strides[:3], 1)
@@ -551,17 +581,15 @@ def _reset_claims(claims: DeviceArray, stream=None) -> None:
     fill_f32(x=claims.view(np.float32), value=float(np.int32(UNCLAIMED).view(np.float32)), stream=stream)
 
 
+def share_memory(a: DeviceArray, b: DeviceArray) -> bool:
+    """Return whether two arrays may share bytes: False is certain."""
+    return a.backend is b.backend and Box.of(a).overlaps(Box.of(b), b.address - a.address)
+
+
 def overlapping(cache: KVCache, x: DeviceArray) -> str | None:
     """Return the name of the cache's array that shares memory with x, or None."""
     held = dict(cache.arrays, k_mean=cache.k_mean, k_global=cache.k_global, v_global=cache.v_global)
-    for name, mine in held.items():
-        if (
-            mine is not None
-            and mine.backend is x.backend
-            and Box.of(mine).overlaps(Box.of(x), x.address - mine.address)
-        ):
-            return name
-    return None
+    return next((name for name, mine in held.items() if mine is not None and share_memory(mine, x)), None)
 
 
 def checked_tables(function: str, cache: KVCache, block_table, key_lengths) -> tuple[Any, Any]:
@@ -595,8 +623,8 @@ def block_table_from_csr(indptr: WholeNumbers, indices: WholeNumbers) -> np.ndar
     """Make a block table from page lists in CSR form: int32 [B, the most pages of a sequence].
 
     Args:
-        indptr: B + 1 whole numbers that rise from 0: sequence b has the pages indices[indptr[b]] to indices[indptr[b +
-            1]]. Arrays of the host, like indices.
+        indptr: B + 1 whole numbers that do not fall, the first of them at least 0: sequence b has the pages
+            indices[indptr[b]] to indices[indptr[b + 1]]. Arrays of the host, like indices.
         indices: Page numbers.
 
     Raises:
@@ -683,11 +711,22 @@ def slots_of(
         )
     if not isinstance(page_size, (int, np.integer)) or isinstance(page_size, bool) or page_size < 1:
         raise ArgumentError(f"slots_of: page_size is {page_size!r}; pass a whole number of at least 1")
-    arrays = (table, ids, places)
-    if any(isinstance(x, DeviceArray) for x in arrays):
-        arrays = tuple(to_device(x, stream=stream) for x in arrays)
-    if not table.shape[1]:  # no position is in the table
-        return _slots_outside(ids.shape[0], next((x for x in arrays if isinstance(x, DeviceArray)), None), stream)
+    if page_size >= 2**31:
+        raise ArgumentError(f"slots_of: page_size is {page_size}; pass less than 2^31")
+    arrays: tuple[Any, ...] = (table, ids, places)
+    beside = next((x for x in arrays if isinstance(x, DeviceArray)), None)
+    if 0 in table.shape:  # no position is in the table
+        return _slots_outside(ids.shape[0], beside, stream)
+    if beside is not None:
+        for name, x in zip(named, arrays):
+            if isinstance(x, DeviceArray) and x.backend is not beside.backend:
+                other = next(name for name, x in zip(named, arrays) if x is beside)
+                where = f"{name} is on {x.backend.describe()}, {other} on {beside.backend.describe()}"
+                raise ArgumentError(f"slots_of: {where}; pass all on one device")
+        arrays = tuple(
+            with_whole_rows(x, stream) if isinstance(x, DeviceArray) else upload(beside.backend, x, stream)
+            for x in arrays
+        )
     return find_slots(*arrays, page=int(page_size), stream=stream)
 
 

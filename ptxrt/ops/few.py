@@ -62,9 +62,9 @@ def only(call: Call, few: bool) -> Call:
     return replace(call, sequences=dict(call.sequences, query_ends=ends.astype(np.int32)))
 
 
-def sinks_on(call: Call, place: Place) -> DeviceArray:
-    """Return the sinks of a call on the device, float32 [heads]."""
-    sinks = place.put(call.sinks)
+def sinks_on(sinks, place: Place) -> DeviceArray:
+    """Return sinks of any float type on the device, float32 [heads]."""
+    sinks = place.put(sinks)
     if sinks.dtype == np.float32:
         return sinks
     heads = sinks.shape[0]
@@ -92,7 +92,7 @@ def launch_few(
     )
     ending = {}
     if call.sinks is not None:
-        ending["sinks"] = sinks_on(call, place)
+        ending["sinks"] = sinks_on(call.sinks, place)
     if operands.v_global is not None:
         ending["v_global"] = operands.v_global
     shift = operands.row_shift

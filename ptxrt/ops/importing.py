@@ -111,11 +111,17 @@ def operand_of(made: type, codes, scales, format, role, axis, global_scale, dim,
     arrays = dict(codes=codes) | ({} if scales is None else dict(scales=scales))
     arrays = dict(zip(arrays, as_arrays(function, **arrays)))
     for name, x in arrays.items():
-        if len(x.shape) != 4 or x.dtype.itemsize != 1:
-            raise ArgumentError(f"{function}: {name} is {x.dtype} {list(x.shape)}; pass bytes with four axes")
+        member = block.element.storage if name == "codes" else block.scale
+        if len(x.shape) != 4 or not member.holds(x.dtype):
+            takes = f"{member.dtype} with four axes, the bytes of {member.name}"
+            hint = "" if x.dtype.itemsize != 1 or member.holds(x.dtype) else "; x.view(numpy.uint8) has them"
+            raise ArgumentError(f"{function}: {name} is {x.dtype} {list(x.shape)}; pass {takes}{hint}")
     sides = {isinstance(x, DeviceArray) for x in arrays.values()}
-    if len(sides) > 1:
+    backends = [x.backend for x in arrays.values() if isinstance(x, DeviceArray)]
+    if len(sides) > 1 or any(backend is not backends[0] for backend in backends):
         raise ArgumentError(f"{function}: codes and scales are on different machines; pass both from one")
+    if role == "q" and dim is not None:
+        raise ArgumentError(f"{function}: dim is {dim!r}; queries have no dim, leave it out")
     packed = 8 // block.bits
     batch, heads, *inner = arrays["codes"].shape
     length, cols = (inner[0] * packed, inner[1]) if along_keys else (inner[0], inner[1] * packed)
@@ -137,9 +143,12 @@ def operand_of(made: type, codes, scales, format, role, axis, global_scale, dim,
     if global_scale is not None and not block.two_level:
         raise ArgumentError(f"{function}: global_scale is {global_scale!r}; {format} has none")
     level = global_scale if global_scale is None else checked_global_scale(function, global_scale)
+    if isinstance(level, DeviceArray) and any(level.backend is not backend for backend in backends):
+        where = f"global_scale is on {level.backend.describe()}, codes on {backends[0].describe()}"
+        raise ArgumentError(f"{function}: {where}; bring it there")
     if block.two_level and level is None:
         level = 1.0
-    device = {name: to_device(x, stream=stream).view(np.uint8) for name, x in arrays.items()}
+    device = {name: _forward(to_device(x, stream=stream), stream).view(np.uint8) for name, x in arrays.items()}
     backend = device["codes"].backend
     if role == "q" or (role == "v" and not along_keys):
         whole = {name: _row_major(x, stream) for name, x in device.items()}
@@ -162,6 +171,11 @@ def operand_of(made: type, codes, scales, format, role, axis, global_scale, dim,
             tile_codes(*device.values(), sources=_sources_on(backend, layout), tiles=tiles, **steps, stream=stream)
         result = made(tiles, format=format, role=role, shape=shape, dim=layout.dim, global_scale=level)
     return result.to_numpy(stream=stream) if on_host and result.on_device else result
+
+
+def _forward(x: DeviceArray, stream) -> DeviceArray:
+    """Return x, or a copy of it if strides are negative."""
+    return x if min(x.strides) >= 0 else x.copy(stream=stream)
 
 
 def _row_major(x: DeviceArray, stream) -> DeviceArray:

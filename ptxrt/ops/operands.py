@@ -167,7 +167,8 @@ class Operand(Packed):
             codes: Bytes [B, H, S, D] of "mxfp8" (e4m3), [B, H, S, D / 2] of "mxfp4" and "nvfp4" (two e2m1 codes, the
                 first in the low nibble). With axis=-2 [B, H, S, D] or [B, H, S / 2, D].
             scales: Bytes [B, H, S, D / 32], for nvfp4 [B, H, S, D / 16]; with axis=-2 [B, H, S / 32 or 16, D]. None
-                means 1 for all blocks, as in plain FP8.
+                means 1 for all blocks, as in plain FP8. Bytes are uint8, or float8_e4m3fn for e4m3 codes and scales of
+                nvfp4, float8_e8m0fnu for scales of MX formats.
             format: "mxfp8", "mxfp4" or "nvfp4".
             role: "q", "k" or "v".
             axis: -1, or -2 for values with scales along the keys. Values with scales along the head dimension become

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from ..array import DeviceArray, as_arrays, as_output
+from ..array import DeviceArray, as_arrays, as_output, check_forward
 from ..errors import ArgumentError
 from ..formats import Format, bf16, f16, f32, format_of, i32, to_convert, u32
-from .attention_call import checked_window, output_format
+from .attention_call import LEAST_SOFTCAP, checked_sinks, checked_window, output_format
 from .attention_few import (
     CHUNK_KEYS,
     FEW_QUERIES,
@@ -27,11 +27,13 @@ from .attention_few import (
     takes_chunks,
     writes_outputs,
 )
-from .attention_kernels import attention_bf16, attention_merge
-from .cache import KVCache, as_bytes, checked_tables, overlapping
+from .attention_kernels import attention_adjusted, attention_bf16, attention_merge
+from .cache import KVCache, as_bytes, checked_tables, overlapping, share_memory
+from .few import sinks_on
 from .operands import checked_cu_seqlens, with_whole_rows
 from .pages import add_nonfinite, expand_pages, holds_of
 from .place import Place, converted, is_loadable
+from .quantized import Packed
 from .scales import fill_f32
 from .smoothing import row_dot
 
@@ -178,8 +180,8 @@ def attention_paged(
     row of V, reaches only the queries that see it. A NumPy array q gives NumPy results.
 
     Args:
-        q: float32, float16 or bfloat16, on any strides. Q and K, and P and V, are multiplied in the format
-            cache.multiplied(q.dtype): bfloat16 or float16.
+        q: float32, float16 or bfloat16, on any strides; a copy is made if strides on a device are negative. Q and K,
+            and P and V, are multiplied in the format cache.multiplied(q.dtype): bfloat16 or float16.
         cache: Keys and values.
         block_table: int32 [B, pages of a sequence]: key j of sequence b is row j % page_size of page block_table[b, j
             // page_size]. Entries after a sequence's last page are not read.
@@ -197,7 +199,7 @@ def attention_paged(
         out_dtype: float32, float16 or bfloat16; None is q's.
         splits: The most parts of the keys with blocks of their own; a part has whole runs of 1024 keys. None takes a
             number that suits the device, and parts of 256 keys where that is faster. Results do not depend on it.
-        out: An array of the output's shape to write to.
+        out: An array of the output's shape to write to, which overlaps no input. Strides on a device are from 0 on.
         stream: A stream of the device; None is the library's own. Values of block_table, key_lengths and cu_seqlens_q
             on a device are not checked, so that a graph of a call serves all lengths up to the table's width. Calls on
             one cache whose keys are split run one after another, in whatever streams, since they count in its memory.
@@ -232,10 +234,11 @@ def _fail(what: str):
 
 
 def _finite(name: str, value, expected: str) -> float:
-    """Return a finite number; ArgumentError for anything else."""
+    """Return a number that is finite in float32; ArgumentError for anything else."""
     try:
-        if not isinstance(value, (np.ndarray, DeviceArray)) and math.isfinite(value):
-            return float(value)
+        with np.errstate(over="ignore"):
+            if not isinstance(value, (np.ndarray, DeviceArray)) and np.isfinite(np.float32(value)):
+                return float(value)
     except (TypeError, ValueError, OverflowError):
         pass
     _fail(f"{name} is {value!r}; pass {expected}")
@@ -271,6 +274,8 @@ def _checked(
     if not isinstance(layout, str) or layout not in ("bhsd", "bshd"):
         _fail(f"layout is {layout!r}; pass 'bhsd' or 'bshd'")
     transposed = layout == "bshd"
+    if isinstance(q, Packed):
+        _fail(f"q is {q!r}; pass an array, such as ptxrt.dequantize(q)")
     (q,) = as_arrays("attention_paged", q=q)
     if format_of(q.dtype) is None:
         _fail(f"q is {q.dtype} {list(q.shape)}; {to_convert('q', False)}")
@@ -285,8 +290,6 @@ def _checked(
             str(n) for n in (heads // cache.heads * cache.heads, (heads // cache.heads + 1) * cache.heads) if n
         )
         _fail(f"{heads} heads of q are no multiple of the {cache.heads} of the cache; nearest: {near}")
-    if isinstance(q, DeviceArray) and q.backend is not cache.backend:
-        _fail(f"q is on {q.backend.describe()}, the cache on {cache.backend.describe()}; bring q there")
     table, lengths = checked_tables("attention_paged", cache, block_table, key_lengths)
     sequences = table.shape[0]
     if cu_seqlens_q is not None:
@@ -300,9 +303,6 @@ def _checked(
         _fail(
             f"block_table has {sequences} rows, q a batch of {batch}; pass as many, or cu_seqlens_q for packed queries"
         )
-    for name, x in dict(block_table=table, key_lengths=lengths, cu_seqlens_q=cu_seqlens_q).items():
-        if isinstance(x, DeviceArray) and x.backend is not cache.backend:
-            _fail(f"{name} is on {x.backend.describe()}, the cache on {cache.backend.describe()}; bring it there")
     if -(-table.shape[1] * cache.page_size // NODE_KEYS) > MOST_NODES:
         _fail(
             f"block_table has room for {table.shape[1] * cache.page_size} keys; a call takes {MOST_NODES * NODE_KEYS}"
@@ -311,7 +311,8 @@ def _checked(
     softcap = _finite("softcap", softcap, "a number above 0, or 0 for none")
     if softcap < 0:
         _fail(f"softcap is {softcap!r}; pass a number above 0, or 0 for none")
-    left, right = checked_window(window, _flag("causal", causal))
+    softcap = max(softcap, LEAST_SOFTCAP) if softcap else 0.0
+    left, right = checked_window("attention_paged", window, _flag("causal", causal))
     return_lse, normalize = _flag("return_lse", return_lse), _flag("normalize", normalize)
     if return_lse and not normalize:
         _fail(
@@ -320,14 +321,13 @@ def _checked(
         )
     if splits is not None and (not isinstance(splits, (int, np.integer)) or isinstance(splits, bool) or splits < 1):
         _fail(f"splits is {splits!r}; pass a whole number of at least 1, or None")
-    if sinks is not None:
-        (sinks,) = as_arrays("attention_paged", sinks=sinks)
-        if isinstance(sinks, np.ndarray) and sinks.dtype.kind == "f":
-            with np.errstate(over="ignore"):
-                sinks = sinks.astype(np.float32)
-        if tuple(sinks.shape) != (heads,) or sinks.dtype != np.float32:
-            _fail(f"sinks are {sinks.dtype} {list(sinks.shape)}; pass float32, one for each of {heads} heads of q")
+    sinks = checked_sinks("attention_paged", sinks, heads)
     caller_out = None if out is None else as_output("attention_paged", "out", out)
+    check_forward("attention_paged", out=caller_out)
+    inputs = dict(q=q, block_table=table, key_lengths=lengths, cu_seqlens_q=cu_seqlens_q, sinks=sinks)
+    for name, x in dict(inputs, out=caller_out).items():
+        if isinstance(x, DeviceArray) and x.backend is not cache.backend:
+            _fail(f"{name} is on {x.backend.describe()}, the cache on {cache.backend.describe()}; bring it there")
     member = output_format("attention_paged", out_dtype, caller_out, format_of(q.dtype) if normalize else f32)
     if not normalize and member is not f32:
         _fail(f"normalize=False gives float32; {member.dtype} was asked for")
@@ -342,6 +342,9 @@ def _checked(
             _fail("out is read-only; pass an array that can be written")
         if isinstance(caller_out, DeviceArray) and (shared := overlapping(cache, caller_out)):
             _fail(f"out and {shared} of the cache overlap in memory; pass separate arrays")
+        for name, x in inputs.items():
+            if isinstance(x, DeviceArray) and isinstance(caller_out, DeviceArray) and share_memory(x, caller_out):
+                _fail(f"out and {name} overlap in memory; pass separate arrays")
         target = caller_out.transpose(0, 2, 1, 3) if transposed else caller_out
     return _Paged(
         q,
@@ -382,7 +385,11 @@ def _run(call: _Paged, stream) -> tuple:
     elif not call.normalize:
         figures = {name: place.empty((batch, heads, queries), f32) for name in ("merged_max", "merged_sum")}
 
-    q = place.put(call.q)
+    held = {name: getattr(call, name) for name in ("table", "lengths", "cu_seqlens", "sinks")}
+    in_order = {name: with_whole_rows(x, stream) for name, x in held.items() if isinstance(x, DeviceArray)}
+    call, q = replace(call, **in_order), place.put(call.q)
+    if min(q.strides, default=0) < 0:
+        q = q.copy(stream=stream)
     if not call.table.shape[1] and call.table.shape[0]:  # no keys: a page that no length reaches
         pages = np.zeros((call.table.shape[0], 1), np.int32)
         call = replace(call, table=pages if isinstance(call.table, np.ndarray) else place.put(pages))
@@ -419,7 +426,7 @@ def _attend(
             fill_f32(x=sums["row_max"].reshape(sums["row_max"].size), value=-np.inf, stream=stream)
         ending = {}
         if call.sinks is not None:
-            ending["sinks"] = place.put(call.sinks)
+            ending["sinks"] = sinks_on(call.sinks, place)
         if cache.v_global is not None:
             ending["v_global"] = cache.v_global
         if division.finishes:
@@ -444,7 +451,7 @@ def _attend(
         outputs = {f"out_{call.output}": direct.reshape(*rows, dim_v)} | {
             n: x.reshape(rows) for n, x in figures.items()
         }
-        sinks = {} if call.sinks is None else dict(sinks=place.put(call.sinks).reshape(heads_kv, group))
+        sinks = {} if call.sinks is None else dict(sinks=sinks_on(call.sinks, place).reshape(heads_kv, group))
         _attend_many(call, place, q, of_many, **outputs, **sinks, splits=1, **numbers)
         if not fits:
             converted(direct, call.output, place, target)
@@ -486,12 +493,9 @@ def _families(call: _Paged) -> tuple[bool, bool]:
     """Return whether sequences have few queries, and whether some have many.
 
     For packed queries with bounds on the device, all sequences count as many if there are more than FEW_QUERIES rows
-    for each on average. The kernels for many queries support neither a global scale for each head nor a soft cap over
-    smoothed keys: such calls use the kernel for few.
+    for each on average.
     """
-    cache, queries = call.cache, call.q.shape[2]
-    if cache.k_factor is None or (cache.k_mean is not None and call.softcap):
-        return True, False
+    queries = call.q.shape[2]
     if isinstance(call.cu_seqlens, np.ndarray):
         counts = np.diff(call.cu_seqlens)
         return bool(((0 < counts) & (counts <= FEW_QUERIES)).any()), bool((counts > FEW_QUERIES).any())
@@ -570,8 +574,8 @@ def _attend_many(call: _Paged, place: Place, q: DeviceArray, options: dict, **re
     added to the queries that see them afterwards.
     """
     cache, member, lengths = call.cache, call.cache.multiplied(call.q.dtype), call.lengths
-    options = {name: x for name, x in options.items() if name != "row_shift"}
-    table, ends = options.pop("block_table"), options["key_ends"]
+    options = dict(options)
+    shift, table, ends = options.pop("row_shift", None), options.pop("block_table"), options["key_ends"]
     keys = table.shape[1] * cache.page_size if isinstance(lengths, DeviceArray) else int(lengths.max(initial=1))
     packed, sequences, dense = "query_starts" in options, table.shape[0], {}
     if packed:
@@ -596,8 +600,11 @@ def _attend_many(call: _Paged, place: Place, q: DeviceArray, options: dict, **re
             stream=place.stream,
         )
         dense[name] = out.reshape(1, cache.heads, sequences * keys, dim) if packed else out.transpose(1, 0, 2, 3)
-    rest["scale"] = rest["scale"] * cache.k_factor
-    attention_bf16(q, **dense, **options, sequences=sequences, **rest, stream=place.stream)
+    adjustments = {} if cache.k_global is None else dict(k_global=cache.k_global)
+    if rest["softcap"] and shift is not None:
+        adjustments["row_shift"] = shift
+    attend = attention_adjusted if adjustments else attention_bf16
+    attend(q, **dense, **adjustments, **options, sequences=sequences, **rest, stream=place.stream)
     outputs = {name: x for name, x in rest.items() if name.startswith("out_")} or dict(out_f32=rest["partial"][0])
     add_nonfinite(
         rows,
