@@ -56,6 +56,19 @@ def cannot(path: Path, what: str, error: OSError) -> FileError:
     return FileError(f"{path} cannot be {what}: {reason}")
 
 
+def check_writeable(path) -> None:
+    """Raise FileError if the folder of `path` takes no file of that name. Commands check this before they compute."""
+    path = checked_path(path)
+    folder = Path(os.path.realpath(path)).parent
+    if not os.path.isdir(folder):
+        raise cannot(path, "written", FileNotFoundError())
+    if os.path.isdir(path):
+        raise cannot(path, "written", IsADirectoryError())
+    device = os.path.exists(path) and not os.path.isfile(path)  # it is written to, not replaced
+    if not device and not os.access(folder, os.W_OK):
+        raise cannot(path, "written", PermissionError())
+
+
 @contextmanager
 def reading(path) -> Iterator[IO[bytes]]:
     """Open a file to read its bytes; FileError if it cannot be read."""

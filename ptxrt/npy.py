@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from .errors import FileError
-from .files import cannot, checked_path, reading, replacing
+from .files import check_writeable, checked_path, reading, replacing
 from .formats import in_native_order
 
 # Deflate encodes at most 1032 bytes in one; the rest is slack for small members.
@@ -159,13 +159,7 @@ def check_target(path: Path, arrays: int) -> None:
     if path.suffix != suffix:
         what = "one array" if arrays == 1 else f"{arrays} arrays"
         raise FileError(f"{path} is to hold {what}; give it a name that ends in {suffix}")
-    folder = Path(os.path.realpath(path)).parent
-    if not os.path.isdir(folder):
-        raise cannot(path, "written", FileNotFoundError())
-    if os.path.isdir(path):
-        raise cannot(path, "written", IsADirectoryError())
-    if not os.access(folder, os.W_OK):
-        raise cannot(path, "written", PermissionError())
+    check_writeable(path)
 
 
 def storable(array: np.ndarray) -> np.ndarray:

@@ -37,6 +37,12 @@ def test_a_kind_and_its_file(tmp_path):
     assert report["ptxrt"] == ptxrt.__version__ and row["differences"] == [] and row["error"] is None
 
 
+def test_a_file_that_cannot_be_written_is_found_first(monkeypatch, tmp_path):
+    monkeypatch.setattr("ptxrt.commands.probe.examine", lambda *arguments: pytest.fail("a probe ran"))
+    done = run("tf32", "--json", tmp_path / "nowhere" / "found.json")
+    assert done.exit_code == 1 and "nowhere does not exist; create it first" in done.output
+
+
 def test_differences_are_listed_and_fail(monkeypatch, tmp_path):
     """An atlas that has the upper half of A's rows first."""
     place = probes.fragment_place

@@ -43,12 +43,14 @@ def probe(ctx, kind, everything, file):
     instruction, it finds those of the code in its place. Neither result holds for other silicon.
     """
     from .. import atlas, kernels
-    from ..files import write_atomically
+    from ..files import check_writeable, write_atomically
     from ..ops.probes import GIVEN_FORMS, cases_of
     from ..selection import current
 
     if kind is not None and everything:
         raise click.UsageError(f"name {kind} or pass --all")
+    if file:
+        check_writeable(file)
     chosen = [atlas.find(kind)] if kind else list(atlas.KINDS.values())
     choose_machine(ctx)
     work = [(each.name, *cases_of(each)) for each in chosen]
