@@ -135,10 +135,10 @@ def test_checkout_script_and_package_are_one_program():
         subprocess.run(
             [sys.executable, *program, "--help"], cwd=ROOT, check=True, capture_output=True, text=True
         ).stdout
-        for program in (["cli.py"], ["-m", "ptxrt.commands"])
+        for program in (["cli.py"], ["-m", "ptxrt.commands"], ["-m", "ptxrt"])
     ]
     assert "Run a function or a kernel" in outputs[0]
-    assert outputs[0].split("\n", 1)[1] == outputs[1].split("\n", 1)[1]
+    assert len({output.split("\n", 1)[1] for output in outputs}) == 1
 
 
 def test_help_loads_no_numpy():
@@ -239,6 +239,17 @@ def test_matmul_takes_an_epilogue(ab, tmp_path):
     assert 0.01 < report["compare"]["out_f16 against the unquantized inputs"]["relative_l2"]
 
 
+def test_matmul_takes_the_numbers_of_an_activation(ab, tmp_path):
+    arguments = "run", "matmul", *ab, "--activation"
+    succeed(*arguments, "swiglu(limit=0.5, alpha=1.702,offset=1)", "-o", tmp_path / "c.npy", "--compare")
+    a, b = (np.load(path) for path in ab[1::2])
+    want = ptxrt.matmul(a, b, activation=("swiglu", dict(limit=0.5, alpha=1.702, offset=1)))
+    np.testing.assert_array_equal(np.load(tmp_path / "c.npy"), want)
+    refuse(*arguments, "relu(limit=1)", part="('relu', {'limit': 1.0})")
+    for wrong in ("swiglu(limit)", "swiglu(limit=x)", "swiglu(limit=1", "swiglu(limit=1)x"):
+        refuse(*arguments, wrong, part="such as swiglu(limit=7,offset=1)")
+
+
 @pytest.mark.parametrize("formats", [[], ["--a-format", "mxfp8", "--b-format", "mxfp8"]])
 def test_matmul_norms_the_rows_of_a(ab, tmp_path, formats):
     weight = np.linspace(0.5, 2, 64, dtype=np.float32)
@@ -256,7 +267,7 @@ def test_matmul_norms_the_rows_of_a(ab, tmp_path, formats):
 def test_matmul_converts_and_refuses(ab, tmp_path):
     double = tmp_path / "double.npy"
     np.save(double, np.ones((6, 64)))
-    refuse("run", "matmul", "--a", double, *ab[2:], part="or --dtype f32 on the command line")
+    refuse("run", "matmul", "--a", double, *ab[2:], part="--dtype f16 on the command line")
     text = succeed("run", "matmul", "--a", double, *ab[2:], "--dtype", "bf16", "--compare")
     assert "a converted from float64 to bfloat16" in text and "gemm_few_bf16" in text
     refuse("run", "matmul", *ab, "--splits", 2, part="splits is 2; pass None, or 1")

@@ -243,7 +243,6 @@ _MATMUL_FILES = {
 
 
 _MATMUL_WORDS = {
-    "activation": "relu, gelu, gelu_tanh, silu or swiglu.",
     "a_scale_rule": "How scales of a are chosen where the call quantizes it.",
     "b_scale_rule": "The same of b.",
 }
@@ -255,6 +254,25 @@ _MATMUL_NUMBERS = {
     "b_global_scale": "The same of b.",
     "a_eps": "What --a-norm adds to the mean of squares.",
 }
+
+
+class Activation(click.ParamType):
+    """The name of an activation, or swiglu(limit=7,alpha=1.702,offset=1) with any of these numbers."""
+
+    name = "text"
+
+    def convert(self, value, param, ctx):
+        name, bracket, rest = value.strip().partition("(")
+        if not bracket:
+            return name
+        try:
+            words, end, behind = rest.partition(")")
+            if not end or behind:
+                raise ValueError
+            pairs = (word.split("=") for word in words.split(",") if word.strip())
+            return name.strip(), {key.strip(): float(number) for key, number in pairs}
+        except ValueError:
+            self.fail(f"{value!r} is no NAME or NAME(number=...), such as swiglu(limit=7,offset=1)", param, ctx)
 
 
 def matmul_command() -> click.Command:
@@ -269,6 +287,9 @@ def matmul_command() -> click.Command:
         option = f"--{p.name.replace('_', '-')}"
         if p.name in _MATMUL_FILES:
             params.append(file_option(p.name, _MATMUL_FILES[p.name], False))
+        elif p.name == "activation":
+            help = "relu, gelu, gelu_tanh, silu or swiglu; also swiglu(limit=7,alpha=1.702,offset=1)."
+            params.append(click.Option([option], type=Activation(), help=help))
         elif p.name in _MATMUL_WORDS:
             params.append(click.Option([option], help=_MATMUL_WORDS[p.name]))
         elif p.name in _MATMUL_NUMBERS:

@@ -296,7 +296,8 @@ def checked_activation(activation) -> tuple[int, dict[str, float]]:
         names = ", ".join(map(repr, ACTIVATIONS))
         received = activation if fits else (activation, options)
         raise ArgumentError(
-            f"matmul: activation is {received!r}; pass one of {names}, or ('swiglu', dict(limit=, alpha=, offset=))"
+            f"matmul: activation is {received!r}; pass one of {names}, or ('swiglu', dict(limit=, alpha=, offset=)), "
+            "on the command line swiglu(limit=7,alpha=1,offset=0)"
         )
     numbers = _GATE | options
     for name, number in numbers.items():
