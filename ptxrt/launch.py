@@ -411,7 +411,8 @@ def suits_halves(bound: Bound, grid: tuple[int, int, int], whole: Facts, half: F
 
 
 # The time of a round of blocks beyond that of their rows, in rows: prologue, epilogue, and latencies that few warps do
-# not hide.
+# not hide. The recorded speeds of launches depend on this number and on takes_halves(): after a change of one of them a
+# test asks for a new record (`make speed RECORD=1`).
 _ROUND = 64
 
 

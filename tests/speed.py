@@ -1,15 +1,17 @@
 """Compare the static model's figures of the kernels with their record: `make speed` all, test_speed.py a few entries.
 
 `python tests/speed.py` simulates every entry of attention, of decoding one query from pages, quantizers, packers at head
-dimension 128, matrix products and the kernels between products. It lists the entries that fell behind speed_figures.json by more than MARGIN. With
---record it writes that file, from which docs/speed.py generates docs/speed.md; figures of the H200 stay as recorded if
-a quick build has no code for it. A run takes some minutes on one core.
+dimension 128, matrix products and the kernels between products. It lists the entries that fell behind speed_figures.json
+by more than MARGIN, and recorded paths, cards and launches that are missing now. With --record it writes that file, from
+which docs/speed.py generates docs/speed.md; figures of the H200 stay as recorded if a quick build has no code for it. A
+run takes some minutes on one core.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import inspect
 import json
 import sys
 from pathlib import Path
@@ -23,11 +25,12 @@ sys.path.insert(0, str(ROOT))
 
 import ptxrt.ops  # noqa: E402  (registers the kernels)
 import ptxrt.units  # noqa: E402
+from ptxrt import launch  # noqa: E402
 from ptxrt.errors import BuildError  # noqa: E402
 from ptxrt.speed import (  # noqa: E402
     CARDS,
     SHAPES,
-    TILE_WAYS,
+    TILE_PATHS,
     Entry,
     Machine,
     doubts_of,
@@ -44,7 +47,7 @@ NATIVE = build.TARGETS[0].cubins[0]
 MARGIN = 0.02  # the fall that an entry may have: with equal starts, 2 % between two versions of a kernel is significant
 FIRST = "RTX 5090"  # every path is recorded for this card, only the plain one for others
 GROUPS = ("attention", "quantize", "pack", "gemm", "norm", "gate", "activate")
-ALL_WAYS = (64, 128, 256)  # the head dimensions at which every path of a tile is recorded
+ALL_PATHS = (64, 128, 256)  # the head dimensions at which every path of a tile is recorded
 HEADLINE = 128  # the head dimension at which launches, doubts and packers are recorded
 
 # Measured TFLOPS of whole launches on an H200, for operands quantized before: the table of docs/benchmarks.md.
@@ -91,14 +94,19 @@ def units() -> list:
 
 
 def code_of(unit: str) -> str:
-    """The digest of a unit's native code."""
-    return ptxrt.units.record(unit)["cubins"][NATIVE]
+    """The digest of a unit's native code; BuildError if the build has none, as after `build.py --ptx-only`."""
+    cubins = ptxrt.units.record(unit)["cubins"]
+    if NATIVE not in cubins:
+        raise BuildError(f"{unit} has no code for {NATIVE}: run `make`")
+    return cubins[NATIVE]
 
 
 def model_digest() -> str:
-    """A digest of the static model's source files."""
-    folder = ROOT / "ptxrt" / "speed"
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))).hexdigest()
+    """A digest of the static model's source files, and of the choice between whole and half blocks, which decides the
+    figures of launches."""
+    parts = [path.read_bytes() for path in sorted((ROOT / "ptxrt" / "speed").glob("*.py"))]
+    parts += [inspect.getsource(launch.takes_halves).encode(), repr(launch._ROUND).encode()]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 def compact(speed) -> list[float]:
@@ -109,8 +117,8 @@ def compact(speed) -> list[float]:
 def figures_of(entry: Entry, halves: dict[str, Entry | None]) -> dict:
     """The recorded figures of an entry. halves: the entries that launches take, each with that of its half blocks."""
     machine = Machine(CARDS[FIRST])
-    ways = TILE_WAYS if entry.is_attention and entry.dims in [(dim, dim) for dim in ALL_WAYS] else ("plain",)
-    speeds = speeds_of(entry, machine, ways)
+    paths = TILE_PATHS if entry.is_attention and entry.dims in [(dim, dim) for dim in ALL_PATHS] else ("plain",)
+    speeds = speeds_of(entry, machine, paths)
     plain = speeds["plain"]
     warps, blocks = entry.resident(machine.card)
     found = {
@@ -123,6 +131,8 @@ def figures_of(entry: Entry, halves: dict[str, Entry | None]) -> dict:
         "work": round(plain.work),
         "paths": {name: compact(speed) for name, speed in speeds.items()},
     }
+    if entry.is_attention:
+        found["rows"] = entry.rows
     found["cards"] = {}
     for name, card in CARDS.items():
         if name not in (FIRST, "H200") and plain.unit == "TFLOPS":  # others are bound by memory on every card
@@ -166,12 +176,12 @@ def means(figures: dict) -> dict[str, float]:
 
 
 def fallen(figures: dict, recorded: dict) -> list[str]:
-    """The means that are lower than recorded by more than MARGIN."""
-    before = means(recorded)
+    """The means that are lower than recorded by more than MARGIN, and those that are missing now."""
+    now = means(figures)
     return [
-        f"{name} {mean} {figures['unit']}, recorded {before[name]}"
-        for name, mean in means(figures).items()
-        if name in before and mean < before[name] * (1 - MARGIN)
+        f"{name} {now[name]} {figures['unit']}, recorded {mean}" if name in now else f"{name} is missing now"
+        for name, mean in means(recorded).items()
+        if name not in now or now[name] < mean * (1 - MARGIN)
     ]
 
 
@@ -204,7 +214,14 @@ def main() -> int:
     found = {"model": model_digest(), "code": {}, "entries": {}, "H200": record["H200"]} if again else record
     for unit in units():
         name = unit.unit
-        if options.only not in name or (options.changed and code_of(name) == record["code"].get(name)):
+        if options.only not in name:
+            continue
+        try:
+            code = code_of(name)
+        except BuildError as missing:
+            print(f"{name}: left out ({missing})")
+            continue
+        if options.changed and code == record["code"].get(name):
             continue
         entries = list(entries_of(name, CARDS[FIRST]))
         halves = {entry.name: half for entry, half in with_halves(entries)}
@@ -215,7 +232,7 @@ def main() -> int:
                 print(f"{entry.name}: {words}")
             if options.record:
                 found["entries"][entry.name] = figures
-        found["code"][name] = code_of(name)
+        found["code"][name] = code
         if options.record and any(entry.startswith(name) for entry in (*MEASURED, *MEASURED_SHARES)):
             try:
                 found["H200"] |= {e.name: on_h200(e) for e in entries_of(name, CARDS["H200"]) if is_measured(e.name)}

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 import speed
+from ptxrt import launch
 from ptxrt.commands import main
 from ptxrt.commands import speed as command
 from ptxrt.errors import BuildError
@@ -276,9 +277,9 @@ def test_ways_of_a_tile(disassembler):
     """nvfp4 has all six paths: each has the same MMAs, and its own further instructions."""
     ((entry, _),) = with_halves(entries_of("attention_nvfp4_dim128_dim_v128", GEFORCE.card))
     paths = paths_of(entry)
-    assert {*model.TILE_WAYS, "prologue", "epilogue"} == set(paths)
+    assert {*model.TILE_PATHS, "prologue", "epilogue"} == set(paths)
     mmas = {name: sum(i.kind == "mma" for i in path) for name, path in paths.items()}
-    assert {mmas[name] for name in model.TILE_WAYS} == {33} and mmas["prologue"] == mmas["epilogue"] == 0
+    assert {mmas[name] for name in model.TILE_PATHS} == {33} and mmas["prologue"] == mmas["epilogue"] == 0
     hidden = {name: sum("-INF" in i.operands for i in path) for name, path in paths.items()}
     assert hidden["plain"] == hidden["sums"] == hidden["raising"] == 0 < 32 == hidden["masked"]
     products = {name: sum(i.stem == "FMUL" for i in path) for name, path in paths.items()}
@@ -289,6 +290,22 @@ def test_ways_of_a_tile(disassembler):
     )
     assert scores["smooth_sums"] >= scores["smooth_q"] and hidden["smooth_sums"] == 0
     assert any(i.stem == "STG" for i in paths["epilogue"])
+
+
+@pytest.mark.parametrize(("dim", "held"), [(dim, held) for dim in (64, 128) for held in (1, 2, 3, 4)])
+def test_a_tile_of_decoding_is_whole(disassembler, dim, held):
+    """64 keys for 8 rows: the MMAs of both products, an exponential for each score, copies of all bytes, no mask."""
+    (entry,) = entries_of(f"attention_one_dim{dim}_held{held}", GEFORCE.card)
+    paths = paths_of(entry)
+    assert entry.decodes and not entry.is_attention and list(paths) == ["plain"]
+    path = paths["plain"]
+    assert sum(i.kind == "mma" for i in path) == 2 * (64 // 16) * (dim // 16)
+    assert sum(i.stem == "MUFU" for i in path) == 8 * 64 // 32
+    assert not any("-INF" in i.operands and i.stem == "FSEL" for i in path)
+    bits = {1: 16, 2: 8, 3: 4, 4: 4}[held]
+    copied = sum(rates.warp_bytes(i.opcode) for i in path if i.stem == "LDGSTS")
+    assert copied >= 2 * 64 * dim * bits // 8
+    assert speed_of_path(entry, "plain", path, GEFORCE).work == 4 * 8 * 64 * dim
 
 
 def test_useful_work_of_a_trip(disassembler):
@@ -327,6 +344,21 @@ def test_the_record_is_of_this_model():
     assert RECORD["model"] == speed.model_digest(), AGAIN
 
 
+def test_the_choice_of_half_blocks_is_of_the_model(monkeypatch):
+    before = speed.model_digest()
+    monkeypatch.setattr(launch, "_ROUND", launch._ROUND + 1)
+    after = speed.model_digest()
+    monkeypatch.setattr(launch, "takes_halves", lambda *_: False)
+    assert len({before, after, speed.model_digest()}) == 3
+
+
+def test_a_build_without_machine_code_has_no_digest(monkeypatch):
+    """As after `build.py --ptx-only`; test_no_slower_than_recorded then skips."""
+    monkeypatch.setattr(speed.ptxrt.units, "record", lambda unit: {"cubins": {}})
+    with pytest.raises(BuildError, match="no code for"):
+        speed.code_of("attention_nvfp4_dim128_dim_v128")
+
+
 def test_the_page_is_of_the_record():
     page = script("docs/speed.py")
     written = (speed.ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
@@ -345,6 +377,9 @@ def test_a_fall_is_seen(part):
         found[part][last] = [before[0] * loss, *before[1:]] if isinstance(before, list) else before * loss
         words = speed.fallen(found, recorded)
         assert len(words) == seen and all(last in word for word in words), words
+    del found[part][last]
+    assert [word for word in speed.fallen(found, recorded) if "missing" in word and last in word]
+    assert speed.fallen(recorded, found) == []  # a new name is no fall
 
 
 def test_measured_figures_are_those_of_the_benchmarks():
@@ -377,6 +412,16 @@ def test_the_command_says_it(disassembler):
     assert found["card"]["multiprocessors"] == 170 and all(
         "GB/s" in entry["paths"]["plain"] for entry in found["entries"]
     )
+
+
+def test_the_command_says_which_launches_are_modelled(disassembler):
+    said = "no launches of"
+    for kernel, none in (("attention_one[dim=64,held=1]", True), ("amax", True)):
+        done = CliRunner().invoke(main, ["speed", kernel, "--launches"])
+        assert done.exit_code == 0 and (said in done.output) == none and "  launch" not in done.output
+    done = CliRunner().invoke(main, ["speed", "attention_nvfp4[dim=128,dim_v=128]", "--launches"])
+    assert said not in done.output and "b1 h32 s512" in done.output
+    assert "_half (half blocks, for short launches) on" in done.output
 
 
 def test_the_command_knows_all_cards():

@@ -9,7 +9,7 @@ times of whole launches.
 from .model import (
     DOUBTS,
     SHAPES,
-    TILE_WAYS,
+    TILE_PATHS,
     Entry,
     PathSpeed,
     Shape,
@@ -31,7 +31,7 @@ __all__ = [
     "DOUBTS",
     "OFFSETS",
     "SHAPES",
-    "TILE_WAYS",
+    "TILE_PATHS",
     "Card",
     "Entry",
     "Machine",

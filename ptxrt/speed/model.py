@@ -22,13 +22,14 @@ from ..kernel import REGISTRY
 from ..launch import takes_halves
 from . import rates
 from .listing import Instruction, parse
-from .paths import is_mma, plain_path, tile_paths, without_absent
+from .paths import decoding_path, is_mma, plain_path, tile_paths, without_absent
 from .rates import MULTIPROCESSORS, PIPES, Card
 from .simulate import Machine, Trip, alone, simulate
 
 RESERVED_SHARED = 1024  # bytes that the system reserves in each block
 PARAMETERS = {"sm_120a": 0x380, "sm_121a": 0x380, "sm_90": 0x210}  # where parameters begin in the constant bank
 BLOCK_FORMATS = ("mxfp8", "mxfp4", "nvfp4")
+DECODED_KEYS = 64  # keys of a tile of attention_one: tile::tile_keys
 LANES = 32
 
 
@@ -81,12 +82,17 @@ class Entry:
 
     @property
     def is_attention(self) -> bool:
-        """Whether it is attention over tiles of keys: not for few queries, not on pages, not a merge."""
+        """Whether it is attention of many queries over tiles of keys: not for one or few, not on pages, not a merge."""
         return (
             self.kernel.startswith("attention_")
             and "dim" in self.variant
-            and not {"paged", "few"} & set(self.kernel.split("_"))
+            and not {"paged", "few", "one"} & set(self.kernel.split("_"))
         )
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it is attention of one query for each sequence, on pages."""
+        return self.kernel == "attention_one"
 
     @property
     def rounds_weights(self) -> bool:
@@ -230,22 +236,24 @@ def speed_of_path(entry: Entry, name: str, path, machine: Machine, blocks: int |
     return PathSpeed(name, len(path), pipes, trip, work, unit, speed, lowest, highest, peak)
 
 
-TILE_WAYS = ("plain", "raising", "masked", "sums", "smooth_q", "smooth_sums")
+TILE_PATHS = ("plain", "raising", "masked", "sums", "smooth_q", "smooth_sums")
 
 
 def paths_of(entry: Entry) -> dict[str, list[Instruction]]:
-    """Return the paths through an entry by name: for attention those of tile_paths(), for others the steady path as
-    "plain"."""
+    """Return the paths through an entry by name: for attention those of tile_paths(), for decoding the whole code of a
+    tile as "plain", for others the steady path as "plain"."""
     if entry.is_attention and any(map(is_mma, entry.code)):
         found = tile_paths(list(entry.code))
         if not entry.rounds_weights:
             found.pop("sums", None)  # 16-bit weights are divided by the sum that lse needs anyway
         if "plain" in found:
             return found
+    if entry.decodes and (tile := decoding_path(list(entry.code), DECODED_KEYS, entry.dims[0])):
+        return {"plain": tile}
     return {"plain": plain_path(list(entry.code))}
 
 
-def speeds_of(entry: Entry, machine: Machine, wanted: tuple[str, ...] = TILE_WAYS) -> dict[str, PathSpeed]:
+def speeds_of(entry: Entry, machine: Machine, wanted: tuple[str, ...] = TILE_PATHS) -> dict[str, PathSpeed]:
     """Return the speed of each path of a tile that the entry has."""
     paths = paths_of(entry)
     return {name: speed_of_path(entry, name, paths[name], machine) for name in wanted if name in paths}

@@ -5,6 +5,9 @@ plain tiles; if two have equal MMAs, the one with more additions also sums exact
 that read the mean scores is for smoothed queries, if there is one without them. Blocks are recognized by their
 instructions: hiding keys has many selections of -inf, raising a maximum many multiplications after a vote, reading mean
 scores many loads of two numbers.
+
+Decoding (attention_one) has another loop: over batches of a tile's keys and then of its values, with the softmax in
+between. decoding_path() puts the passes of a tile together.
 """
 
 from __future__ import annotations
@@ -137,6 +140,65 @@ def _epilogue(loops: TileLoops, general: int, outside: set[int]) -> list[Instruc
         if path:
             return path
     return []
+
+
+def decoding_path(code: list[Instruction], keys: int, dim: int) -> list[Instruction]:
+    """Return all instructions of a warp for one tile of `keys` keys in attention of one query; empty if not found.
+
+    The loop goes over batches of keys, then of values, and has a branch with MMAs for each. All passes through it are
+    strung together: as many on each branch as its MMAs need for the tile, with the most copies and otherwise the fewest
+    instructions, and the softmax on the first pass of values, without masks and without a maximum that rises. If the
+    MMAs of both branches are in loops of their own, the batch is taken to be one trip of these, the shortest possible.
+    """
+    flow = Flow(code)
+
+    def count(block: int, what) -> int:
+        return sum(map(what, flow.blocks[block]))
+
+    weights = {i for i in flow.order if count(i, lambda instruction: instruction.stem == "MUFU") >= MANY}
+    around = [head for head, body in flow.loops.items() if weights & body and any(count(i, is_mma) for i in body)]
+    if not around:
+        return []
+    head = min(around, key=lambda each: len(flow.loops[each]))
+    body = flow.loops[head]
+    products = {i for i in body if count(i, is_mma)}
+    fork = next((i for i in body if all(flow.dominates(i, j) for j in products) and _parts(flow, i, products)), None)
+    if fork is None:
+        return []
+    nested = [inner for start, inner in flow.loops.items() if start in body and start != head and inner & products]
+
+    def work(instruction: Instruction) -> int:
+        return 1000 * is_mma(instruction) + (instruction.stem == "LDGSTS")
+
+    half = (keys // 16) * (dim // 16)  # MMAs of one product: each 16 keys by 16 columns by 8 rows
+    sides = []
+    for side in _parts(flow, fork, products):
+        # Of alternatives, that with the most instructions to an MMA.
+        slowest = max(side, key=lambda i: len(flow.blocks[i]) / count(i, is_mma))
+        sides.append((side, slowest, count(slowest, is_mma)))
+    unrolled = [mmas for _, block, mmas in sides if not any(block in inner for inner in nested)]
+    passes = half // (min(unrolled) if unrolled else max(mmas for *_, mmas in sides))
+    found: list[Instruction] = []
+    for side, block, mmas in sides:
+        inside = body - (products - {block})
+        inner = next((inner for inner in nested if block in inner), {block})
+        addresses = {instruction.address for i in inner for instruction in flow.blocks[i]}
+        for number in range(passes):
+            softmax = weights if side is sides[-1][0] and number == 0 else set()
+            path = flow.path(head, inside - weights | softmax, work, ({block}, *([weights] if softmax else [])))
+            if not path:
+                return []
+            at = next(i for i, instruction in enumerate(path) if instruction.address in addresses)
+            trip = [instruction for instruction in path if instruction.address in addresses]
+            found += path[:at] + trip * max(half // passes // mmas, 1) + path[at + len(trip) :]
+    return found
+
+
+def _parts(flow: Flow, fork: int, products: set[int]) -> list[set[int]]:
+    """Return the blocks of `products` behind each of two successors of a block; empty if not each is behind one."""
+    parts = [{i for i in products if flow.dominates(start, i)} for start in flow.after[fork]]
+    splits = len(parts) == 2 and all(parts) and sum(map(len, parts)) == len(products)
+    return parts if splits and set().union(*parts) == products else []
 
 
 def plain_path(code: list[Instruction]) -> list[Instruction]:

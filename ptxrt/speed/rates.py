@@ -11,8 +11,15 @@ Sources
     [ptxas]      stall counts that ptxas 13.0 puts between independent instructions of the class
     [paper]      peaks of NVIDIA's RTX Blackwell whitepaper: 209.5 TFLOPS in BF16, 419 in FP8 with FP32 sums, 838 in
                  INT8, 1676 in FP4, of 170 multiprocessors at 2.407 GHz
-    [mmapeak]    mmapeak on an RTX 5090, published: MXFP8 at twice FP8 with FP32 sums, NVFP4 at twice MXFP8, both
-                 operands FP6 or FP4 in QMMA at half of MXFP8
+    [mmapeak]    mmapeak on an RTX 5090: MXFP8 at 737 TFLOPS, twice FP8 with FP32 sums; NVFP4 at 1474, twice MXFP8; both
+                 operands FP6 or FP4 in QMMA at half of MXFP8. "Things I learned digging into 5090 perf",
+                 main-horse.github.io/posts/5090-mm-perf
+    [attention]  attention in BF16 on an RTX 5090, github.com/gau-nernst/learn-cuda, 07_attention/README.md: 143 to 198
+                 TFLOPS of five versions at 400 W. Their machine code, in an earlier form of this model
+    [Spark]      FlashInfer's attention in BF16 on a DGX Spark at 93 to 95 TFLOPS: "Enable SM121 (GB10/DGX Spark) for
+                 NVFP4 attention", github.com/flashinfer-ai/flashinfer/pull/3897
+    [products]   cuBLAS on an RTX 5090, the best of many large shapes: MXFP8 at 660 TFLOPS and NVFP4 at 1306 at 600 W,
+                 552 and 1165 at 400 W. "Realistic SOL", github.com/gau-nernst/gn-kernels, README.md
     [usual]      not measured on these chips; as published for Ampere to Hopper
     [H200]       the kernels mma_rate_* on an H200, docs/benchmarks.md
 """
@@ -79,7 +86,7 @@ CARDS = {
         2.54,
         273,
         "NVIDIA, DGX Spark: 6144 cores, 273 GB/s, 1 PFLOP of sparse FP4, of which the clock; "
-        "published attention in BF16 at 93 TFLOPS needs the full rate",
+        "[Spark] attention in BF16 at 93 TFLOPS needs the full rate",
         halves_sums=False,
     ),
     "H200": Card(
@@ -102,7 +109,7 @@ class Multiprocessor:
     shared_bytes: int
     warps: int
     blocks: int
-    l2_bytes_per_clock: float  # from L2 [usual]; GeForce Blackwell: from published attention kernels
+    l2_bytes_per_clock: float  # from L2: on sm_12x those at which the model fits [attention], on sm_90 [usual]
 
 
 MULTIPROCESSORS = {
@@ -252,7 +259,8 @@ BY_STEM = {stem: rate for rate in reversed(RATES) for stem in rate.stems.split()
 PIPES = ("ISSUE", "MMA", "XU", "FMA", "ALU", "LSU", "UDP")
 MATRIX_STEMS = frozenset("HMMA QMMA OMMA IMMA DMMA BMMA".split())
 
-# Cycles from the start in the pipe to the result, for instructions that ptxas guards by scoreboards [usual].
+# Cycles from the start in the pipe to the result, for instructions that ptxas guards by scoreboards [usual]. Those of
+# memory accesses vary: each takes 0 to 50 % more, at random.
 LATENCIES = {
     "load matrix": 33,
     "load shared": 29,
