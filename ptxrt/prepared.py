@@ -216,6 +216,8 @@ def note_shared(written: DeviceArray, read: DeviceArray) -> None:
 
 def _distance(x: Any, y: Any) -> int | None:
     """Return the bytes from x to y if they may share memory, else None."""
+    if x.memory is not y.memory and x.memory.is_owned and y.memory.is_owned:
+        return None
     distance = y.address - x.address
     return distance if x.signature.box.overlaps(y.signature.box, distance) else None
 
@@ -230,6 +232,15 @@ def _equal(a: Any, b: Any) -> bool:
         return a is b or bool(a == b)
     except (TypeError, ValueError):
         return False
+
+
+class _Unlike:
+    """The relation of a call's arrays (`Recording.relation`) where it is not that of the record."""
+
+    __slots__ = ("relation",)
+
+    def __init__(self, relation: tuple):
+        self.relation = relation
 
 
 class Recording:
@@ -328,11 +339,12 @@ class Recording:
         """Return the relation of a call's arrays."""
         return tuple([_distance(leaves[one], leaves[other]) for one, other in self.pairs])
 
-    def suits(self, leaves: Sequence[DeviceArray]) -> bool:
-        """Return whether a call's arrays lie to each other as those did that were recorded."""
-        return self.relation_of(leaves) == self.relation and all(
-            leaves[leaf].address + offset == address for leaf, offset, address in self.fixed
-        )
+    def unlike(self, leaves: Sequence[DeviceArray]) -> _Unlike | None:
+        """Return None if a call's arrays lie to each other as those did that were recorded."""
+        relation = self.relation_of(leaves)
+        if relation == self.relation and all(leaves[i].address + at == address for i, at, address in self.fixed):
+            return None
+        return _Unlike(relation)
 
     def _find_numbers(self) -> None:
         """Find the numbers of a kernel's launch that a call may change."""
@@ -396,14 +408,14 @@ class Recording:
         function.
         """
         self.writer = writer = _Writer(self)
-        writer.known.update(_run=self.run, _suits=self.suits, _UNLIKE=_UNLIKE)
+        writer.known.update(_run=self.run, _unlike=self.unlike)
         lines = [
             "def replay(given, leaves, _queue, recorder):",
             *([f"    {writer.leaf_names}= leaves"] if self.leaves else []),
             *([f"    {writer.given_names}= given"] if self.arguments else []),
             "    if recorder is None and not _observers:",
             *(f"        {line}" for line in writer.lines()),
-            "    return _run(given, leaves, _queue, recorder) if _suits(leaves) else _UNLIKE",
+            "    return _unlike(leaves) or _run(given, leaves, _queue, recorder)",
             "def result(given, leaves, own):",
             f"    {writer.leaf_names}= leaves",
             *([f"    {writer.given_names}= given"] if self.arguments else []),
@@ -707,21 +719,21 @@ def _careful(recording: Recording) -> Callable:
         for argument, value in zip(recording.arguments, arguments):
             if argument.number is None and (value is not argument.value or argument.attributes):
                 argument.put(value, leaves)
-        if not recording.suits(leaves):
-            raise ArgumentError(_unlike(recording, leaves))
+        if unlike := recording.unlike(leaves):
+            raise ArgumentError(_in_words(recording, unlike))
         return recording.run(arguments, leaves, recording.backend.queue(stream), _scope.get().recorder)
 
     return call
 
 
-def _unlike(recording: Recording, leaves: Sequence[DeviceArray]) -> str:
+def _in_words(recording: Recording, unlike: _Unlike) -> str:
     """Return the message for arrays that lie to each other otherwise than those of the example."""
     labels = [
         argument.label if name is None else f"{argument.label}.{name}"
         for argument in recording.arguments
         for name in argument.attributes
     ]
-    for (one, other), before, now in zip(recording.pairs, recording.relation, recording.relation_of(leaves)):
+    for (one, other), before, now in zip(recording.pairs, recording.relation, unlike.relation):
         if before != now:
             words = f"{labels[one]} and {labels[other]} "
             if before is None:
@@ -771,15 +783,14 @@ def remembered(function: Callable[P, R], numbers: Collection[str] = ()) -> Calla
             queue = backend.queue(named.get("stream"))
             given = named if "stream" not in named else {n: v for n, v in named.items() if n != "stream"}
             result = recording.replay((*arguments, *given.values()), leaves, queue, here.recorder)
-            if result is not _UNLIKE:
+            if type(result) is not _Unlike:
                 return result
-            key = key, recording.relation_of(leaves)  # calls whose arrays lie so have a record of their own
+            key = key, result.relation  # calls whose arrays lie so have a record of their own
 
     return call
 
 
 _FIRST = object()
-_UNLIKE = object()
 
 
 def _recorded(function: Callable, arguments: tuple, named: dict[str, Any]) -> Recording | None:
