@@ -224,7 +224,7 @@ def pipe_table(record: dict) -> str:
             )
     return (
         "## Pipes\n\n"
-        "Cycles for which one trip of a warp through the plain loop occupies each pipe, and their share of the tensor "
+        "Cycles for which one trip of a warp through the plain path occupies each pipe, and their share of the tensor "
         "core's, at head dimension 128. ISSUE is one cycle for each instruction.\n\n"
         + table(["qk+pv", *pipes], rows)
         + """
