@@ -421,7 +421,8 @@ def takes_halves(blocks: int, halves: int, whole: Facts, half: Facts, multiproce
 
     Half blocks are faster in three cases. As many half blocks as whole ones cover the problem, with fewer empty rows.
     Or each multiprocessor would have at most one whole block. Or the busiest multiprocessor has less work with half
-    blocks. A half block that covers as many elements as a whole one is never faster. The choice changes no result.
+    blocks. A half block that covers as many elements as a whole one is never faster. The choice changes no result,
+    except which rows a NaN or an infinity in V reaches although they do not see its key.
     """
 
     def longest(count: int, facts: Facts) -> int:

@@ -123,10 +123,11 @@ def attention(
     """Compute softmax(scale Q K^T) V for q [B, H, Sq, D], k [B, Hkv, Sk, D] and v [B, Hkv, Sk, Dv].
 
     H is a multiple of Hkv: head h of q uses head h // (H / Hkv) of k and v. D and Dv are up to 256. Arrays may have any
-    strides; on a device none below 0. The result of each batch item is bit for bit that of a call with this item alone.
-    A row without visible keys gives 0 and an lse of -inf (or its sink). A NaN in a row of Q, in a key that the row
-    sees, or in its sink makes the row NaN. If all arrays are NumPy arrays, results are NumPy arrays. If any is a device
-    array, results stay on the device and the call does not wait.
+    strides; on a device none below 0. The result of each batch item is bit for bit that of a call with this item alone;
+    a NaN or an infinity in V may reach other rows that do not see its key. A row without visible keys gives 0 and an
+    lse of -inf (or its sink). A NaN in a row of Q, in a key that the row sees, or in its sink makes the row NaN. If all
+    arrays are NumPy arrays, results are NumPy arrays. If any is a device array, results stay on the device and the call
+    does not wait.
 
     Args:
         q: float32, float16 or bfloat16, or an `Operand`.
