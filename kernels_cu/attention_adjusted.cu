@@ -1,14 +1,14 @@
 // attention_adjusted: attention_bf16 with what caches of keys add to scores: a factor for each head, and under a cap
-// the part that a mean of the keys has. Launches of attention_bf16 do not pay for it.
+// the part that a mean of the keys has.
 #include "kernel.cuh"
-#include "op/attention.cuh"
+#include "op/adjusted.cuh"
 
 VARIANTS(dim dim_v, 64 64, 128 128, 256 256)
 
 template <class Element>
 using Tiling = op::Tiling<Element, VARIANT_dim, VARIANT_dim_v>;
 
-// In f16 at 64 x 64, values are spilled before the loop over tiles and reloaded after it, as in attention_bf16.
+// At 64 x 64 values are spilled before the loop over tiles and reloaded after it, as in attention_bf16 in f16.
 constexpr int spill_bytes = VARIANT_dim == 64 ? 192 : 0;
 
 #define INSTANCE(suffix, Element)                                                                                      \
@@ -22,11 +22,11 @@ constexpr int spill_bytes = VARIANT_dim == 64 ? 192 : 0;
      ATTENTION_ARRAYS(AS_PARAMETER) ATTENTION_SCALARS(AS_PARAMETER) int batch, int heads_kv, int group, int queries,   \
      int dim, int keys, int dim_v, int sequences, int splits, STRIDES_Q(q), STRIDES_K(k), STRIDES_K(v),                \
      ATTENTION_STRIDES(STRIDES_MASK, STRIDES_Q)) {                                                                     \
-        op::AttentionOptions options =                                                                                 \
-            ATTENTION_OPTIONS(row_shift, batch, heads_kv, group, queries, dim, keys, dim_v, sequences, splits);        \
-        if (k_global) options.scale *= k_global[blockIdx.x % heads_kv];                                                \
-        op::attention<Tiling<Element>>(shared<typename Tiling<Element>::Shared>(),                                     \
-                                       {q, k, v, THE_STRIDES_Q(q), THE_STRIDES_K(k), THE_STRIDES_K(v)}, options);      \
+        op::adjusted_attention<Tiling<Element>>(                                                                       \
+            shared<typename Tiling<Element>::Shared>(),                                                                \
+            {q, k, v, THE_STRIDES_Q(q), THE_STRIDES_K(k), THE_STRIDES_K(v)},                                           \
+            ATTENTION_OPTIONS(row_shift, batch, heads_kv, group, queries, dim, keys, dim_v, sequences, splits),        \
+            k_global);                                                                                                 \
     }
 
 INSTANCE(_bf16, __nv_bfloat16)

@@ -1582,6 +1582,22 @@ BUGS = [
     ),
     Bug(
         "cache",
+        "factor_of_the_first_head",
+        "attention_adjusted",
+        "op/adjusted.cuh",
+        "k_global[blockIdx.x % options.heads_kv]",
+        "k_global[0]",
+    ),
+    Bug(
+        "cache",
+        "factor_of_the_split",
+        "attention_adjusted",
+        "op/adjusted.cuh",
+        "k_global[blockIdx.x % options.heads_kv]",
+        "k_global[blockIdx.x / options.heads_kv]",
+    ),
+    Bug(
+        "cache",
         "keys_of_a_tile_swizzled_alike",
         FEW,
         "tile/cached_rows.cuh",

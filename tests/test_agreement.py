@@ -118,14 +118,15 @@ def test_cache_bytes(both, rng, format):
 
 
 @pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("queries", [1, 6, 40])  # attention_one, attention_few, attention_bf16 on expanded pages
+# attention_one, attention_few, and on expanded pages attention_bf16 and attention_adjusted
+@pytest.mark.parametrize("queries, levels", [(1, 1.0), (6, 1.0), (40, 1.0), (40, (0.75, 1.5))], ids=str)
 @pytest.mark.parametrize("format", CACHES)
-def test_attention_on_pages(both, rng, format, queries, dim):
+def test_attention_on_pages(both, rng, format, queries, levels, dim):
     k, v = (rng.standard_normal((700, 2, dim), dtype=np.float32).astype(ml_dtypes.bfloat16) for _ in range(2))
     q = rng.standard_normal((1, 8, queries, dim), dtype=np.float32).astype(ml_dtypes.bfloat16)
 
     def call():
-        cache = ptxrt.KVCache(44, 16, 2, dim, format=format)
+        cache = ptxrt.KVCache(44, 16, 2, dim, format=format, k_global=levels)
         cache.append(k, v, np.arange(700))
         table = np.arange(44, dtype=np.int32)[None]
         return ptxrt.attention_paged(q, cache, table, np.int32([700]), return_lse=True, out_dtype=np.float32)

@@ -55,7 +55,18 @@ quantize_mxfp4, dequantize_mxfp4 = QUANTIZE["mxfp4"], DEQUANTIZE["mxfp4"]
 QUANTIZERS = ("quantize_mxfp4", "quantize_mxfp6_e3m2", "quantize_mxfp4_columns", "quantize_nvfp4")
 # Kernels that are checked by their declared cases, in the smallest variant.
 DECLARED = (
-    *(PRODUCT, "attention_merge", "cast", "mma_rate_bf16", "probe_ending", FEW, ONE, "claim_slots", "append_nvfp4"),
+    *(
+        PRODUCT,
+        "attention_adjusted",
+        "attention_merge",
+        "cast",
+        "mma_rate_bf16",
+        "probe_ending",
+        FEW,
+        ONE,
+        "claim_slots",
+        "append_nvfp4",
+    ),
     *("norm_rows", "gate_rows", "activate_rows", "rope_rows", "argmax_rows", "append_qkv"),
     *("gemm_bf16", "gemm_few_bf16", "gemm_few_bf16_nvfp4", "gemm_few_mxfp4", "gemm_few_mxfp8", "gemm_nvfp4"),
     "pack_keys_mxfp4",
@@ -70,7 +81,7 @@ DECLARED = (
     "add_nonfinite",
 )
 UNITS = {**{name: name for name in (*QUANTIZERS, "dequantize_mxfp4", *DECLARED)}, ATTENTION: f"{ATTENTION}[dim={DIM}]"}
-UNITS |= {name: f"{name}[dim={DIM}]" for name in (MXFP8, MXFP4, NVFP4, "mean_scores_mxfp4", FEW)}
+UNITS |= {name: f"{name}[dim={DIM}]" for name in (MXFP8, MXFP4, NVFP4, "mean_scores_mxfp4", FEW, "attention_adjusted")}
 UNITS |= {
     PRODUCT: f"{PRODUCT}[dim=32]",
     "pack_keys_mxfp4": "pack_keys_mxfp4[dim=64]",
