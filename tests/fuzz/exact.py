@@ -30,10 +30,11 @@ class Weights:
 
 
 # e2m1 rounds by at most half of its widest step, 2 of 6. Under mxfp4's scale the largest weight of a block is at least
-# 3; under nvfp4's it is 6, with the scale rounded to ue4m3, an error of up to 1 / 16.
+# 3; under nvfp4's it is 6, with the scale rounded to ue4m3, an error of up to 1 / 16. Small weights in float16 are
+# multiples of 2^-24; they are relative to a power of two that is up to twice the largest weight.
 WEIGHTS = {
     "bf16": Weights(2.0**-8, divides=False),
-    "f16": Weights(2.0**-11, floor=2.0**-25, divides=False),
+    "f16": Weights(2.0**-11, floor=2.0**-24, divides=False),
     "mxfp8": Weights(2.0**-4, floor=2.0**-10, depth=7, headroom=8),
     "mxfp4": Weights(0.0, 1 / 3, 32, 2.0**-41, headroom=8),
     "nvfp4": Weights(2.0**-4, 1 / 6, 16, 6 * 2.0**-10, depth=9, headroom=11),
