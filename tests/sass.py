@@ -50,6 +50,8 @@ READ = (
     "attention_bf16_dim128_dim_v128",
     "attention_bf16_dim64_dim_v64",
     "attention_nvfp4_dim128_dim_v128",
+    "attention_one_dim128_held4",
+    "attention_one_dim64_held1",
     "quantize_mxfp4",
     "transpose_naive",
 )

@@ -934,7 +934,7 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
         (lambda: ptxrt.attention(q, k, v, qk="fp8"), "nearest: qk='mxfp8', pv='mxfp8'"),
         (lambda: ptxrt.attention(q, k, v, qk="NVFP4"), "nearest: qk='nvfp4', pv='nvfp4'"),
         (lambda: ptxrt.attention(q, k, v, qk=np.float16), "nearest: qk='bf16'"),
-        (lambda: ptxrt.attention(q, k, v, smooth_k=True), "has no smooth_k; nearest: qk='mxfp8'"),
+        (lambda: ptxrt.attention(q, k, v, smooth_k=True), "has no smooth_k; nearest: qk='nvfp4', pv='bf16'"),
         (lambda: ptxrt.attention(q, k, v, smooth_k="on"), "smooth_k is 'on'; pass True or False, or 'auto'"),
         (lambda: ptxrt.attention(q, k, v, smooth_q=True), "has no smooth_q"),
         (lambda: ptxrt.attention(q, k, v, scale=float("nan")), "scale is nan"),

@@ -340,8 +340,8 @@ def test_device_arrays_give_device_arrays(machine, rng):
 def test_what_it_lacks_is_named_with_what_has_it(emulator, rng):
     q, k, v = random_qkv(rng, 1, 2, 16, 24, 64)
     for call, words in [
-        (lambda: attention(q, k, v, smooth_k=True), "has no smooth_k; nearest: qk='mxfp8'"),
-        (lambda: attention(q, k, v, smooth_q=True), "has no smooth_q; nearest: qk='mxfp8'"),
+        (lambda: attention(q, k, v, smooth_k=True), "has no smooth_k; nearest: qk='mxfp4', pv='bf16'"),
+        (lambda: attention(q, k, v, smooth_q=True), "has no smooth_q; nearest: qk='mxfp4', pv='bf16'"),
         (
             lambda: attention(q, k, v, pv="bf17"),
             "no kernel for qk='mxfp4', pv='bf17', quantize='in_kernel'; nearest: qk='mxfp4', pv='bf16'",

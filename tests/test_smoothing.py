@@ -283,7 +283,7 @@ def test_wrong_calls_say_what_to_do(emulator, rng):
             "smooth_q is True, but q is Operand.*quantize it with smooth=True",
             lambda: ptxrt.attention(plain, k, v, qk="mxfp8", smooth_q=True),
         ),
-        ("has no smooth_q; nearest: qk='mxfp8'", lambda: ptxrt.attention(q, k, v, smooth_q=True)),
+        ("has no smooth_q; nearest: qk='nvfp4', pv='bf16'", lambda: ptxrt.attention(q, k, v, smooth_q=True)),
         ("smooth_q is 'on'; pass True or False", lambda: ptxrt.attention(q, k, v, qk="mxfp8", smooth_q="on")),
         (
             "mean of role 'q' is float32 .*it has float32 .1, 2, 1, 64.",

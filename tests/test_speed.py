@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
+import sass
 import speed
 from ptxrt import launch
 from ptxrt.commands import main
@@ -295,7 +296,12 @@ def test_ways_of_a_tile(disassembler):
 @pytest.mark.parametrize(("dim", "held"), [(dim, held) for dim in (64, 128) for held in (1, 2, 3, 4)])
 def test_a_tile_of_decoding_is_whole(disassembler, dim, held):
     """64 keys for 8 rows: the MMAs of both products, an exponential for each score, copies of all bytes, no mask."""
-    (entry,) = entries_of(f"attention_one_dim{dim}_held{held}", GEFORCE.card)
+    unit = f"attention_one_dim{dim}_held{held}"
+    try:
+        (entry,) = entries_of(unit, GEFORCE.card)
+    except BuildError as missing:
+        assert unit not in sass.READ
+        pytest.skip(str(missing))
     paths = paths_of(entry)
     assert entry.decodes and not entry.is_attention and list(paths) == ["plain"]
     path = paths["plain"]
