@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -144,6 +145,12 @@ def before_the_wait(code: list[Instruction]) -> list[Instruction]:
     return wrong
 
 
+def wrong_copies(code: list[Instruction]) -> list[Instruction]:
+    """Return the asynchronous copies whose shared address has a part in a uniform register. ptxas 13.0 has named UR0
+    there, and UR1 as the descriptor, though nothing had written either; an H200 called the instruction illegal."""
+    return [one for one in code if one.stem == "LDGSTS" and re.match(r"\[[^\]]*\+UR\d+", one.operands)]
+
+
 def figures_of_unit(unit, arch: str, modules: Path = build.MODULES) -> dict[str, Figures]:
     """The figures of every entry of a built unit on one target; BuildError without a disassembler."""
     record = build.assembled(unit, modules)
@@ -153,6 +160,11 @@ def figures_of_unit(unit, arch: str, modules: Path = build.MODULES) -> dict[str,
     for entry, launch in record["texts"][text].items():
         if launch.get("waits") and (early := before_the_wait(functions[entry])):
             raise BuildError(f"{entry} on {arch}: {early[0]} stands before griddepcontrol.wait")
+        if wrong := wrong_copies(functions[entry]):
+            raise BuildError(
+                f"{entry} on {arch}: {wrong[0]} adds a uniform register to a shared address, which ptxas 13.0 assembles "
+                "wrongly; compute the address of each lane from a number that differs among lanes"
+            )
     return {
         entry: figures_of(entry, functions[entry], record["entries"][entry][arch], launch["launch"][build.SHARED_BYTES])
         for entry, launch in record["texts"][text].items()

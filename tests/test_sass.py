@@ -164,6 +164,18 @@ def figures(entry):
     return sass.figures_of(entry, sass.parse(LISTING)[entry], usage, 1024)
 
 
+def test_copies_to_an_address_with_a_uniform_part_are_found():
+    """As ptxas 13.0 wrote them where a loop variable was uniform in a warp."""
+    code = """
+\t\tFunction : copying
+        /*0000*/                   LDGSTS.E.BYPASS.128 [R124+0x200], desc[UR8][R54.64+0x200] ;
+        /*0010*/                   LDGSTS.E.BYPASS.128 [R124+UR0+0x200], desc[UR1][R54.64+0x200] ;
+        /*0020*/                   LDS R4, [R2+UR4] ;
+        /*0030*/                   LDGSTS.E.64 [R124], desc[UR8][R54.64+UR4] ;
+"""
+    assert [one.address for one in sass.wrong_copies(sass.parse(code)["copying"])] == [0x10]
+
+
 def test_a_loop_counts_the_shorter_of_equal_ways():
     found = figures("looping_f32")
     assert found.looped and found.work == 4 and found.global_bytes == 24
