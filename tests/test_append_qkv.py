@@ -59,6 +59,15 @@ CASES = [
     ("f16", 256, 256, 0, "halves", "q", {}),
     ("mxfp4", 96, 38, 3, "pairs", "qk", dict(k_global=[2.0, 0.5])),
     ("mxfp8", 96, 38, 2, "pairs", "k", {}),
+    # Values in another format than keys.
+    ("bf16", 64, 64, 0, "halves", "qk", dict(format_v="mxfp8")),
+    ("bf16", 64, 64, 0, "halves", "", dict(format_v="nvfp4", dim_v=32)),
+    ("f16", 64, 64, 0, "halves", "k", dict(format_v="nvfp4")),
+    ("mxfp8", 128, 128, 0, "halves", "k", dict(format_v="mxfp4", v_global=[2.0, 0.5])),
+    ("mxfp4", 64, 38, 3, "pairs", "", dict(format_v="mxfp8", k_mean=normal(2, 64))),
+    ("mxfp4", 64, 64, 0, "halves", "q", dict(format_v="nvfp4", v_global=0.02)),
+    ("nvfp4", 64, 64, 0, "halves", "qk", dict(format_v="bf16", k_global=0.02)),
+    ("nvfp4", 32, 32, 0, "halves", "k", dict(format_v="f16", dim_v=64)),
 ]
 
 

@@ -238,13 +238,13 @@ def _checked_slots(slots, tokens: int):
 
 def _cache_options(cache: KVCache) -> dict[str, Any]:
     """The kernel's arguments for a cache."""
-    options: dict[str, Any] = dict(holds=CACHE_FORMATS.index(cache.format), k_mean=cache.k_mean)
-    options |= dict(k_global=cache.k_global, v_global=cache.v_global)
-    for name in ("k", "v"):
+    options: dict[str, Any] = dict(k_mean=cache.k_mean, k_global=cache.k_global, v_global=cache.v_global)
+    for name, format in (("k", cache.format), ("v", cache.format_v)):
+        options[f"{name}_holds"] = CACHE_FORMATS.index(format)
         options[f"{name}_codes"] = as_bytes(cache.arrays[name])
-        if cache.format in BLOCK_FORMATS:
+        if format in BLOCK_FORMATS:
             options[f"{name}_scales"] = as_bytes(cache.arrays[f"{name}_scales"])
-            options[f"{name}_rule"] = BLOCK_FORMATS[cache.format].rules.index(cache.scale_rule[name])
+            options[f"{name}_rule"] = BLOCK_FORMATS[format].rules.index(cache.scale_rule[name])
     return {key: value for key, value in options.items() if value is not None}
 
 
