@@ -83,8 +83,8 @@ class Decoder(ABC):
     end: str
 
     def __init__(self, config: Any, tokenizer: Any, context: int, batch: int):
-        if not 1 <= context <= config["context"]:
-            raise ptxrt.ArgumentError(f"context is {context}; the model takes texts of 1 to {config['context']} tokens")
+        if not isinstance(context, (int, np.integer)) or not 1 <= context <= config["context"]:
+            raise ptxrt.ArgumentError(f"context is {context!r}; the model takes texts of 1 to {config['context']} tokens")
         self.config, self.tokenizer = config, tokenizer
         self.context, self.batch, self.pages = context, batch, -(-context // PAGE)
         self._steps: dict[int, Step] = {}
@@ -181,6 +181,8 @@ class Decoder(ABC):
 
         Calls of at most 16 tokens have the bits of calls of one token; longer ones add in another order.
         """
+        if chunk is not None and not (isinstance(chunk, (int, np.integer)) and chunk > 0):
+            raise ptxrt.ArgumentError(f"logits: chunk is {chunk!r}; pass a whole number from 1 on, or None for all tokens")
         ids = self.ids(text)
         parts = [ids[i : i + (chunk or len(ids))] for i in range(0, len(ids), chunk or len(ids))]
         starts = np.cumsum([0, *map(len, parts)])
@@ -205,6 +207,8 @@ class Decoder(ABC):
         stream: return an iterator over the pieces of the answer as they are generated.
         """
         many = not isinstance(prompt, str)
+        if many and not (isinstance(prompt, (list, tuple)) and prompt):
+            raise ptxrt.ArgumentError(f"generate: prompt is {prompt!r}; pass a text, or a list of at least one")
         if many and (stream or len(prompt) > self.batch):
             why = (
                 "stream=True takes one prompt"
@@ -212,8 +216,8 @@ class Decoder(ABC):
                 else f"batch is {self.batch}: pass SmolLM2(batch={len(prompt)})"
             )
             raise ptxrt.ArgumentError(f"generate: {len(prompt)} prompts came; {why}")
-        if tokens < 0:
-            raise ptxrt.ArgumentError(f"generate: {tokens} tokens are asked for; pass a number from 0 on")
+        if not isinstance(tokens, (int, np.integer)) or tokens < 0:
+            raise ptxrt.ArgumentError(f"generate: {tokens!r} tokens are asked for; pass a whole number from 0 on")
         prompts = list(prompt) if many else [prompt]
         if any(not isinstance(text, str) or not text.strip() for text in prompts):
             raise ptxrt.ArgumentError("generate: the prompt is empty; pass a text")

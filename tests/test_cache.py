@@ -215,7 +215,10 @@ def test_swizzled_scales_come_in_order(rng):
     for token, byte in itertools.product(range(8), range(4)):
         at = 4 * byte + token % 4
         swizzled[:, :, token // 4 * 4 + at // 4, at % 4] = scales[:, :, token, byte]
-    np.testing.assert_array_equal(ptxrt.KVCache.unswizzle_values(swizzled), scales)
+    for given in (swizzled, swizzled.view(ml_dtypes.float8_e4m3fn)):
+        found = ptxrt.KVCache.unswizzle_values(given)
+        assert found.dtype == np.uint8
+        np.testing.assert_array_equal(found, scales)
 
 
 # Reading
@@ -638,6 +641,33 @@ def test_pages_of_sequences_that_grow_fork_and_end(emulator, rng):
     assert sorted(pages.free) == list(range(10)) and not any(pages.uses)
 
 
+def test_pages_that_are_used_up(emulator, rng):
+    """examples/pages.py: what cannot be done changes nothing, and no page is lost or freed twice."""
+    pages = script("examples/pages.py").Pages(ptxrt.KVCache(2, 16, HEADS, DIM, format="bf16"))
+    append = lambda name, count: pages.append(name, *(normal(rng, count, HEADS, DIM) for _ in "kv"))
+    append("prompt", 20)
+    pages.fork("prompt", "answer")
+    with pytest.raises(MemoryError, match="answer needs 1 more pages, and 0 are free"):
+        append("answer", 1)
+    with pytest.raises(MemoryError, match="other needs 3 more pages"):
+        append("other", 40)
+    with pytest.raises(ValueError, match="there is a sequence answer"):
+        pages.fork("prompt", "answer")
+    assert pages.uses == [2, 2] and not pages.free and set(pages.pages) == {"prompt", "answer"}
+    pages.end("prompt")
+    assert pages.uses == [1, 1] and not pages.free
+    with pytest.raises(ptxrt.ArgumentError):
+        pages.append("answer", np.zeros((1, HEADS + 1, DIM)), np.zeros((1, HEADS, DIM)))
+    assert pages.lengths == {"answer": 20}
+    append("answer", 1)  # alone now: nothing is copied
+    pages.end("answer")
+    assert sorted(pages.free) == [0, 1]
+    append("none", 0)
+    append("some", 5)
+    table, lengths = pages.table(["some", "none"])
+    assert lengths.tolist() == [5, 0] and len(table) == 2 and pages.table([])[0].shape[0] == 0
+
+
 @pytest.mark.parametrize("format", ["bf16", "mxfp8", "mxfp4", "nvfp4"])
 @pytest.mark.parametrize("dim", ONE_DIMS)
 @pytest.mark.parametrize("page", [7, 16, 64])
@@ -943,6 +973,12 @@ def test_wrong_calls_of_the_cache(emulator, rng):
     wrong(lambda: make(v_global=[1.0, np.nan]), "v_global")
     wrong(lambda: make(k_mean=np.zeros((1, DIM))), "k_mean is float64 \\[1, 64\\]")
     wrong(lambda: make(scale_rule="floor"), "scale_rule is 'floor'; nvfp4 takes 'amax'")
+    for value in (1e300, np.nan):
+        wrong(lambda value=value: make(k_mean=np.full((HEADS, DIM), value)), "k_mean has values that are not finite")
+    wrong(lambda: ptxrt.KVCache.over(5, None, None, None, format="bf16"), "k_codes is a int; pass a device array")
+    wrong(lambda: ptxrt.KVCache.over(np.zeros(3), None, None, None, format="bf16"), "k_codes is a ndarray; pass a dev")
+    wrong(lambda: ptxrt.block_table_from_csr([0, 1], [-3]), "indices has page -3")
+    wrong(lambda: ptxrt.KVCache.unswizzle_values(np.zeros((4, 4), bool)), "v_scales is bool")
     cache = make()
     k = normal(rng, 3, HEADS, DIM)
     wrong(lambda: cache.append(k, k[:2], [0, 1, 2]), "v is bfloat16 \\[2, 2, 64\\].*pass float32")
@@ -1147,6 +1183,36 @@ def test_sequences_without_pages(machine, rng):
         np.testing.assert_array_equal(slots, [-1, -1, -1])
 
 
+def test_prepared_calls_take_caches_that_were_written_or_not(emulator, rng):
+    """Prepared calls serve caches of equal description: one for all layers of a model."""
+    make = lambda **options: ptxrt.KVCache(2, 16, HEADS, DIM, **options)
+    k, v = (ptxrt.to_device(normal(rng, 4, HEADS, DIM)) for _ in "kv")
+    slots, table, lengths = (ptxrt.to_device(x) for x in (np.arange(4), np.int32([[0]]), np.int32([4])))
+    q, out = ptxrt.to_device(normal(rng, 1, 4, 1, DIM)), ptxrt.empty((1, 4, 1, DIM), np.float32)
+    caches = [make() for _ in range(3)]
+    attend = ptxrt.prepare(ptxrt.attention_paged, q, caches[0], table, lengths, out=out)
+    append = ptxrt.prepare(ptxrt.KVCache.append, caches[0], k, v, slots)
+    for cache in caches[::-1]:
+        append(cache, k, v, slots)
+        attend(q, cache, table, lengths)
+        want = ptxrt.attention_paged(q, cache, table, lengths, out_dtype=np.float32)
+        np.testing.assert_array_equal(out.to_numpy(), want.to_numpy())
+    wrong(lambda: attend(q, make(k_global=0.5), table, lengths), "argument 1 is KVCache.* and k_global differ")
+    wrong(lambda: attend(q, make(k_mean=np.ones((HEADS, DIM))), table, lengths), "and k_mean differ")
+    levels = ptxrt.prepare(ptxrt.attention_paged, q, make(v_global=0.5), table, lengths, out=out)
+    wrong(lambda: levels(q, caches[0], table, lengths), "and v_global differ")
+
+
+def test_copies_of_pages_in_any_order(emulator, rng):
+    """Page numbers on a device may lie backwards."""
+    cache = ptxrt.KVCache(4, 4, HEADS, DIM, format="bf16")
+    k = normal(rng, 16, HEADS, DIM)
+    cache.append(k, k, np.arange(16))
+    sources, targets = (ptxrt.to_device(np.int32(x))[::-1] for x in ([0, 1], [2, 3]))
+    cache.copy_pages(sources, targets)
+    np.testing.assert_array_equal(cache.k.to_numpy()[2:], cache.k.to_numpy()[:2])
+
+
 def test_wrong_calls_of_attention(emulator, rng):
     cache, q = ptxrt.KVCache(4, 8, HEADS, DIM), normal(rng, 1, 4, 1, DIM)
     table, call = np.zeros((1, 2), np.int32), ptxrt.attention_paged
@@ -1164,6 +1230,12 @@ def test_wrong_calls_of_attention(emulator, rng):
     wrong(lambda: call(q, cache, table, [5], splits=0), "splits is 0")
     wrong(lambda: call(q, cache, table, [5], window=3), "attention_paged: window is 3")
     wrong(lambda: call(q, cache, table, [5], scale=1e39), "attention_paged: scale is 1e\\+39")
+    for name, value in dict(scale="0.5", softcap="3").items():
+        wrong(lambda name=name, value=value: call(q, cache, table, [5], **{name: value}), f"{name} is '{value}'")
+    wrong(lambda: call(q, cache, table, [5], scale=np.complex64(1 + 5j)), "scale is .*pass a finite number")
+    wrong(lambda: call(q, cache, table, [5], scale=b"1"), "scale is b'1'")
+    wrong(lambda: call(q, cache, table, [2**31]), "key_lengths has 2147483648; pass numbers that int32 holds")
+    wrong(lambda: call(q, cache, np.int64(table) + 2**40, [5]), "block_table has 1099511627776")
     wrong(lambda: call(ptxrt.quantize_operand(q, "nvfp4", role="q"), cache, table, [5]), "q is Operand.*dequantize")
     wrong(lambda: call(q, cache, table, [5], sinks=np.zeros(3, np.float32)), "sinks are float32 \\[3\\]")
     plain = ptxrt.KVCache(4, 8, HEADS, DIM, format="bf16")

@@ -545,6 +545,10 @@ def test_wrong_imports(emulator):
     for call, words in [
         (lambda: of(codes, scales, format="fp8", role="k"), "format is 'fp8'; pass 'mxfp8'"),
         (lambda: of(codes, scales, format="mxfp8", role="w"), "role is 'w'"),
+        (lambda: of(codes, scales, format=["mxfp8"], role="k"), "format is .*; pass 'mxfp8'"),
+        (lambda: of(codes, scales, format="mxfp8", role=np.array(["q", "k"])), "role is array"),
+        (lambda: of(codes, scales, format="mxfp8", role="k", axis=np.array([-1, 2])), "axis is array"),
+        (lambda: of(codes, scales, format="mxfp8", role="k", axis=-1.0), "axis is -1.0"),
         (
             lambda: of(codes, scales, format="mxfp8", role="k", axis=-2),
             "axis is -2; scales of queries and keys lie along -1",

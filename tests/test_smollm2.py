@@ -302,8 +302,17 @@ def test_wrong_texts_are_refused(emulator):
         model.generate(["a", "b"])
     with pytest.raises(ptxrt.ArgumentError, match="stream=True takes one prompt"):
         model.generate(["a"], stream=True)
-    with pytest.raises(ptxrt.ArgumentError, match="-1 tokens are asked for; pass a number from 0 on"):
-        model.generate("a", -1)
+    for prompt in ([], None, 3):
+        with pytest.raises(ptxrt.ArgumentError, match="generate: prompt is .*pass a text, or a list of at least one"):
+            model.generate(prompt)
+    for tokens in (-1, 2.5):
+        with pytest.raises(ptxrt.ArgumentError, match=f"{tokens} tokens are asked for; pass a whole number from 0 on"):
+            model.generate("a", tokens)
+    for chunk in (0, -1, 1.5):
+        with pytest.raises(ptxrt.ArgumentError, match=f"chunk is {chunk}; pass a whole number from 1 on, or None"):
+            model.logits([3, 4], chunk=chunk)
+    with pytest.raises(ptxrt.ArgumentError, match="context is '5'; the model takes texts of 1 to 256"):
+        smollm2.SmolLM2(context="5", weights=small_language_model())
     with pytest.raises(ptxrt.ArgumentError, match="context is 257; the model takes texts of 1 to 256"):
         smollm2.SmolLM2(context=257, weights=small_language_model())
 

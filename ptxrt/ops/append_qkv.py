@@ -157,7 +157,7 @@ def append_qkv(
         q_global = 1.0
     shape = tokens, int(heads), dim
     ending = checked_ending(_NAME, on_host, shape, None, None, q_format, None, "linear", q_global, "q_")
-    cache.check_writeable(_NAME)
+    cache.check_appendable(_NAME)
     arguments = dict(parts, table=table, positions=positions, slots=slots, **weights)
     for name, x in arguments.items():
         if isinstance(x, DeviceArray) and x.backend is not cache.backend:
@@ -228,8 +228,9 @@ def _parts(qkv, cache: KVCache, heads: int) -> dict[str, Any]:
 
 def _checked_slots(slots, tokens: int):
     """Return slots as int64 [tokens]; ArgumentError for others."""
+    is_empty_list = not hasattr(slots, "dtype") and np.size(slots) == 0  # NumPy takes it for float64
     (slots,) = as_arrays(_NAME, slots=slots)
-    if isinstance(slots, np.ndarray) and slots.dtype.kind in "iu":
+    if isinstance(slots, np.ndarray) and (slots.dtype.kind in "iu" or is_empty_list):
         slots = slots.astype(np.int64)
     if tuple(slots.shape) != (tokens,) or slots.dtype != np.int64:
         raise ArgumentError(f"{_NAME}: slots {shown(slots)}; pass int64, one for each of {tokens} tokens")

@@ -16,7 +16,7 @@ from ..errors import ArgumentError
 from ..formats import Format, bf16, f32, format_of, to_convert
 from .attention_kernels import HEAD_DIMS, OPEN
 from .attention_way import AttentionWay, spelled
-from .operands import Operand, checked_cu_seqlens, shown, whole_numbers
+from .operands import Operand, checked_cu_seqlens, is_number, shown, whole_numbers
 from .quantized import Packed
 
 if TYPE_CHECKING:
@@ -441,7 +441,7 @@ def _flag(name: str, value, others: str = "") -> bool:
 
 def _is_finite(value) -> bool:
     try:
-        return not isinstance(value, np.ndarray) and math.isfinite(value)
+        return is_number(value) and math.isfinite(value)
     except (TypeError, ValueError, OverflowError):
         return False
 

@@ -7,12 +7,11 @@ import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from ..array import Box, DeviceArray, as_arrays, as_output, empty, refuse_recording, upload
+from ..array import Box, DeviceArray, as_arrays, as_output, empty, is_foreign, refuse_recording, upload
 from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
 from ..formats import Format, bf16, f16, format_of, to_convert
@@ -131,10 +130,10 @@ class KVCache:
         if not isinstance(layout, str) or layout not in ("hnd", "nhd"):
             raise ArgumentError(f"KVCache.over: layout is {layout!r}; pass 'hnd' or 'nhd'")
         arguments = dict(k_codes=k_codes, k_scales=k_scales, v_codes=v_codes, v_scales=v_scales)
-        arrays = {name: None if x is None else as_output("KVCache.over", name, x) for name, x in arguments.items()}
+        arrays = {name: as_output("KVCache.over", name, x) if is_foreign(x) else x for name, x in arguments.items()}
         for name, x in arrays.items():
             if x is not None and (not isinstance(x, DeviceArray) or len(x.shape) != 4):
-                what = f"{x.dtype} {list(x.shape)}" if isinstance(x, DeviceArray) else "a NumPy array"
+                what = f"{x.dtype} {list(x.shape)}" if isinstance(x, DeviceArray) else f"a {type(x).__name__}"
                 raise ArgumentError(f"KVCache.over: {name} is {what}; pass a device array of four axes")
         for name in ("k_codes", "v_codes"):
             if arrays[name] is None:
@@ -268,7 +267,11 @@ class KVCache:
                     )
                 self.k_mean = mean
             else:
-                self.k_mean = upload(backend, np.asarray(mean, np.float32))
+                with np.errstate(over="ignore"):
+                    mean = np.asarray(mean, np.float32)
+                if not np.isfinite(mean).all():
+                    raise ArgumentError(f"{function}: k_mean has values that are not finite in float32; pass finite ones")
+                self.k_mean = upload(backend, mean)
         self._claims = empty((self.pages * self.page_size,), np.int32, device=backend.ordinal)
         _reset_claims(self._claims)
         arrivals = empty((ARRIVALS,), np.float32, device=backend.ordinal)
@@ -276,6 +279,9 @@ class KVCache:
         self._arrivals = arrivals.view(np.int32)
         for array in (self._claims, arrivals):
             backend.restore_after_faults(array.memory)
+        given = [(name, x) for name, x in self.arrays.items() if x is not None]
+        pairs = (f"{a} and {b}" for (a, x), (b, y) in itertools.combinations(given, 2) if share_memory(x, y))
+        self._shared = next(pairs, None)  # two arrays that share memory
 
     def _levels(self, function: str, name: str, value, backend) -> DeviceArray | None:
         """Return the global scales of the heads, float32 [heads] on the device; None if all are 1."""
@@ -305,13 +311,6 @@ class KVCache:
     def arrays(self) -> dict[str, DeviceArray | None]:
         """The arrays of the cache by name."""
         return dict(k=self.k, k_scales=self.k_scales, v=self.v, v_scales=self.v_scales)
-
-    @cached_property
-    def _shared(self) -> tuple[str, str] | None:
-        """The names of two arrays of the cache that share memory; None if there are none."""
-        given = [(name, x) for name, x in self.arrays.items() if x is not None]
-        pairs = ((a, b) for (a, x), (b, y) in itertools.combinations(given, 2) if share_memory(x, y))
-        return next(pairs, None)
 
     @property
     def nbytes(self) -> int:
@@ -374,10 +373,7 @@ class KVCache:
             slots = slots.astype(np.int64)
         if tokens is None or slots.dtype != np.int64:
             raise ArgumentError(f"append: slots {shown(slots)}; pass int64, one for each token of k and v")
-        self.check_writeable("append")
-        if self._shared:
-            pair = " and ".join(self._shared)
-            raise ArgumentError(f"append: {pair} of the cache overlap in memory; make it over separate arrays")
+        self.check_appendable("append")
         if tokens == 0:
             return
         k, v, slots = (
@@ -412,6 +408,14 @@ class KVCache:
             if x is not None and not x.writeable:
                 received = f"{name} of the cache is read-only"
                 raise ArgumentError(f"{function}: {received}; make it over memory that can be written")
+
+    def check_appendable(self, function: str) -> None:
+        """Raise ArgumentError if tokens cannot be written: an array is read-only, or two share memory."""
+        self.check_writeable(function)
+        if self._shared:
+            raise ArgumentError(
+                f"{function}: {self._shared} of the cache overlap in memory; make it over separate arrays"
+            )
 
     @contextmanager
     def claimed(self, slots: DeviceArray, stream) -> Iterator[DeviceArray | None]:
@@ -491,7 +495,10 @@ class KVCache:
                 )
             if isinstance(pair[2], np.ndarray) and not (0 <= pair[2].min() and pair[2].max() <= self.page_size):
                 raise ArgumentError(f"copy_pages: tokens {shown(pair[2])}; a page has 0 to {self.page_size}")
-        arrays = [self._here("copy_pages", name, x, stream) for name, x in zip(("sources", "targets", "tokens"), pair)]
+        arrays = [
+            with_whole_rows(self._here("copy_pages", name, x, stream), stream)
+            for name, x in zip(("sources", "targets", "tokens"), pair)
+        ]
         for x in self.arrays.values():
             if x is not None:
                 copy_rows(*arrays, rows=as_bytes(x), stream=stream)
@@ -549,6 +556,7 @@ class KVCache:
         if (
             not isinstance(scales, np.ndarray)
             or scales.dtype.itemsize != 1
+            or scales.dtype == np.bool_
             or len(scales.shape) < 2
             or scales.shape[-2] % 4
         ):
@@ -558,7 +566,7 @@ class KVCache:
                 "a multiple of 4 tokens"
             )
         *outer, tokens, width = scales.shape
-        fours = scales.reshape(*outer, tokens // 4, 4 * width).reshape(*outer, tokens // 4, width, 4)
+        fours = scales.view(np.uint8).reshape(*outer, tokens // 4, 4 * width).reshape(*outer, tokens // 4, width, 4)
         return np.ascontiguousarray(np.swapaxes(fours, -1, -2)).reshape(scales.shape)
 
 
@@ -620,7 +628,7 @@ def checked_tables(function: str, cache: KVCache, block_table, key_lengths) -> t
 
 
 def block_table_from_csr(indptr: WholeNumbers, indices: WholeNumbers) -> np.ndarray:
-    """Make a block table from page lists in CSR form: int32 [B, the most pages of a sequence].
+    """Make a block table from page lists in CSR form: int32 [B, the most pages of a sequence], -1 behind the last page.
 
     Args:
         indptr: B + 1 whole numbers that do not fall, the first of them at least 0: sequence b has the pages
@@ -647,6 +655,8 @@ def block_table_from_csr(indptr: WholeNumbers, indices: WholeNumbers) -> np.ndar
             f"block_table_from_csr: indptr {shown(starts)} with {list(pages.shape)} indices; pass numbers that rise "
             "to at most that many"
         )
+    if pages.min(initial=0) < 0:
+        raise ArgumentError(f"block_table_from_csr: indices has page {pages.min()}; pages are numbers from 0 on")
     counts = np.diff(starts)
     table = np.full((len(counts), counts.max(initial=0)), -1, np.int32)
     valid = np.arange(table.shape[1]) < counts[:, None]

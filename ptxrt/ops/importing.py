@@ -98,12 +98,14 @@ def operand_of(made: type, codes, scales, format, role, axis, global_scale, dim,
     """Make an operand for `Operand.of`. made: the class."""
     from .operands import checked_dim, quantize_operand  # circular: these import this module
 
-    function, block = "Operand.of", BLOCK_FORMATS.get(format) if isinstance(format, str) else None
-    if format not in _ONES:
+    function = "Operand.of"
+    if not isinstance(format, str) or format not in _ONES:
         raise ArgumentError(f"{function}: format is {format!r}; pass 'mxfp8', 'mxfp4' or 'nvfp4'")
-    if role not in ("q", "k", "v"):
+    block = BLOCK_FORMATS[format]
+    if not isinstance(role, str) or role not in ("q", "k", "v"):
         raise ArgumentError(f"{function}: role is {role!r}; pass 'q', 'k' or 'v'")
-    if axis not in (-1, -2, 3, 2) or (axis in (-2, 2) and role != "v"):
+    whole = isinstance(axis, (int, np.integer)) and not isinstance(axis, bool)
+    if not whole or axis not in (-1, -2, 3, 2) or (axis in (-2, 2) and role != "v"):
         raise ArgumentError(
             f"{function}: axis is {axis!r}; scales of queries and keys lie along -1, those of values along -1 or -2"
         )

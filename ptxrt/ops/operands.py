@@ -580,6 +580,12 @@ def checked_cu_seqlens(function: str, name: str, value, batch: int, whole: int):
     return cu
 
 
+def is_number(value) -> bool:
+    """Return whether a value may be one real number: no bool, text, complex number or array."""
+    others = (bool, np.bool_, str, bytes, complex, np.complexfloating, np.ndarray, DeviceArray)
+    return not isinstance(value, others)
+
+
 def whole_numbers(function: str, name: str, value, expected: str):
     """Return an int32 array; host arrays may have any integer type, and lists may be empty."""
     (array,) = as_arrays(function, **{name: value})
@@ -591,6 +597,9 @@ def whole_numbers(function: str, name: str, value, expected: str):
         and (array.size == 0 or -(2**31) <= array.min() <= array.max() < 2**31)
     ):
         return array.astype(np.int32)
+    if isinstance(array, np.ndarray) and array.dtype.kind in "iu":
+        beyond = next(n for n in (int(array.min()), int(array.max())) if not -(2**31) <= n < 2**31)
+        raise ArgumentError(f"{function}: {name} has {beyond}; pass numbers that int32 holds, {expected}")
     if isinstance(array, np.ndarray) or array.dtype != np.int32:
         raise ArgumentError(f"{function}: {name} is {array.dtype} {list(array.shape)}; pass int32, {expected}")
     return array

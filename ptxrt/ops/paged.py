@@ -30,7 +30,7 @@ from .attention_few import (
 from .attention_kernels import attention_adjusted, attention_bf16, attention_merge
 from .cache import KVCache, as_bytes, checked_tables, overlapping, share_memory
 from .few import sinks_on
-from .operands import checked_cu_seqlens, with_whole_rows
+from .operands import checked_cu_seqlens, is_number, with_whole_rows
 from .pages import add_nonfinite, expand_pages, holds_of
 from .place import Place, converted, is_loadable
 from .quantized import Packed
@@ -237,7 +237,7 @@ def _finite(name: str, value, expected: str) -> float:
     """Return a number that is finite in float32; ArgumentError for anything else."""
     try:
         with np.errstate(over="ignore"):
-            if not isinstance(value, (np.ndarray, DeviceArray)) and np.isfinite(np.float32(value)):
+            if is_number(value) and np.isfinite(np.float32(value)):
                 return float(value)
     except (TypeError, ValueError, OverflowError):
         pass
