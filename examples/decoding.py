@@ -84,7 +84,9 @@ class Decoder(ABC):
 
     def __init__(self, config: Any, tokenizer: Any, context: int, batch: int):
         if not isinstance(context, (int, np.integer)) or not 1 <= context <= config["context"]:
-            raise ptxrt.ArgumentError(f"context is {context!r}; the model takes texts of 1 to {config['context']} tokens")
+            raise ptxrt.ArgumentError(
+                f"context is {context!r}; the model takes texts of 1 to {config['context']} tokens"
+            )
         self.config, self.tokenizer = config, tokenizer
         self.context, self.batch, self.pages = context, batch, -(-context // PAGE)
         self._steps: dict[int, Step] = {}
@@ -182,7 +184,9 @@ class Decoder(ABC):
         Calls of at most 16 tokens have the bits of calls of one token; longer ones add in another order.
         """
         if chunk is not None and not (isinstance(chunk, (int, np.integer)) and chunk > 0):
-            raise ptxrt.ArgumentError(f"logits: chunk is {chunk!r}; pass a whole number from 1 on, or None for all tokens")
+            raise ptxrt.ArgumentError(
+                f"logits: chunk is {chunk!r}; pass a whole number from 1 on, or None for all tokens"
+            )
         ids = self.ids(text)
         parts = [ids[i : i + (chunk or len(ids))] for i in range(0, len(ids), chunk or len(ids))]
         starts = np.cumsum([0, *map(len, parts)])

@@ -270,7 +270,9 @@ class KVCache:
                 with np.errstate(over="ignore"):
                     mean = np.asarray(mean, np.float32)
                 if not np.isfinite(mean).all():
-                    raise ArgumentError(f"{function}: k_mean has values that are not finite in float32; pass finite ones")
+                    raise ArgumentError(
+                        f"{function}: k_mean has values that are not finite in float32; pass finite ones"
+                    )
                 self.k_mean = upload(backend, mean)
         self._claims = empty((self.pages * self.page_size,), np.int32, device=backend.ordinal)
         _reset_claims(self._claims)
