@@ -25,14 +25,13 @@
      Element *out,                         /* [tokens, heads, dim], or */                                              \
      uint8_t *codes,                       /* [tokens heads, code_bytes] */                                            \
      uint8_t *scales,                      /* [tokens heads, blocks] */                                                \
-     int first, int pairs, float eps, int k_holds, int v_holds, int k_rule, int v_rule, int ending, int rule,          \
-     int64_t tokens, int heads, int dim, int heads_kv, int dim_v, int length, int width, int64_t count,                \
-     int64_t level_count, int64_t pages, int page, int64_t k_bytes, int64_t v_bytes, int64_t k_blocks,                 \
-     int64_t v_blocks, int64_t code_bytes, int64_t blocks, int64_t q_token, int64_t q_head, int64_t k_token,           \
-     int64_t k_head, int64_t v_token, int64_t v_head, int64_t k_codes_page, int64_t k_codes_head,                      \
-     int64_t k_codes_token, int64_t v_codes_page, int64_t v_codes_head, int64_t v_codes_token, int64_t k_scales_page,  \
-     int64_t k_scales_head, int64_t k_scales_token, int64_t v_scales_page, int64_t v_scales_head,                      \
-     int64_t v_scales_token) {                                                                                         \
+     int first, int pairs, float eps, int holds, int k_rule, int v_rule, int ending, int rule, int64_t tokens,         \
+     int heads, int dim, int heads_kv, int dim_v, int length, int width, int64_t count, int64_t level_count,           \
+     int64_t pages, int page, int64_t k_bytes, int64_t v_bytes, int64_t k_blocks, int64_t v_blocks,                    \
+     int64_t code_bytes, int64_t blocks, int64_t q_token, int64_t q_head, int64_t k_token, int64_t k_head,             \
+     int64_t v_token, int64_t v_head, int64_t k_codes_page, int64_t k_codes_head, int64_t k_codes_token,               \
+     int64_t v_codes_page, int64_t v_codes_head, int64_t v_codes_token, int64_t k_scales_page, int64_t k_scales_head,  \
+     int64_t k_scales_token, int64_t v_scales_page, int64_t v_scales_head, int64_t v_scales_token) {                   \
         op::let_next_begin();                                                                                          \
         op::wait_for_launches_ahead(out_global);                                                                       \
         const auto bytes = [](uint8_t *address) { return reinterpret_cast<char *>(address); };                         \
@@ -50,16 +49,15 @@
              claims,                                                                                                   \
              count,                                                                                                    \
              page,                                                                                                     \
-             {op::CacheFormat(k_holds),                                                                                \
-              {bytes(k_codes),                                                                                         \
+             op::CacheFormat(holds),                                                                                   \
+             {{bytes(k_codes),                                                                                         \
                bytes(k_scales),                                                                                        \
                {k_codes_page, k_codes_head, k_codes_token},                                                            \
                {k_scales_page, k_scales_head, k_scales_token}},                                                        \
               k_mean,                                                                                                  \
               k_global,                                                                                                \
               k_rule},                                                                                                 \
-             {op::CacheFormat(v_holds),                                                                                \
-              {bytes(v_codes),                                                                                         \
+             {{bytes(v_codes),                                                                                         \
                bytes(v_scales),                                                                                        \
                {v_codes_page, v_codes_head, v_codes_token},                                                            \
                {v_scales_page, v_scales_head, v_scales_token}},                                                        \

@@ -2227,14 +2227,6 @@ BUGS = [
         "kept ^= norm_shares;",
         "kept = 0;",
     ),
-    Bug(
-        "produce",
-        "values_in_the_format_of_keys",
-        "append_qkv",
-        "op/append_qkv.cuh",
-        "is_key ? keys.format : values.format",
-        "keys.format",
-    ),
     Bug("produce", "values_turned_as_keys", "append_qkv", "op/append_qkv.cuh", "turns = row < k_end", "turns = true"),
     Bug(
         "produce",

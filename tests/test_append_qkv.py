@@ -118,13 +118,15 @@ def test_positions_outside_the_table(text_machine, format, style):
         np.testing.assert_array_equal(contents(caches[1])[name], x)
 
 
+@pytest.mark.parametrize("format_v", [None, "nvfp4"])
 @pytest.mark.parametrize("q_format", ["mxfp8", "mxfp4", "nvfp4"])
-def test_queries_as_an_operand(text_machine, q_format):
+def test_queries_as_an_operand(text_machine, q_format, format_v):
     table = ptxrt.rope_table(64, 50)
-    for dim, level in ((80, 0.01),) if q_format == "mxfp4" else ((64, None), (80, 0.01)):
+    cases = [(64, None), (80, 0.01)] if format_v is None else [(64, 0.01)]
+    for dim, level in cases[1:] if q_format == "mxfp4" and len(cases) > 1 else cases:
         qkv = normal(5, 8 * dim, dtype=BF16)
         parts = parts_of(qkv, 4, dim, dim)
-        cache, other = cache_of("bf16", dim), cache_of("bf16", dim)
+        cache, other = (cache_of("bf16", dim, format_v=format_v) for _ in range(2))
         options = dict(q_global=level) if q_format == "nvfp4" and level else {}
         got = ptxrt.append_qkv(qkv, cache, np.arange(5), np.arange(5), table, heads=4, q_format=q_format, **options)
         want = in_turn(parts, other, np.arange(5), np.arange(5), table)
@@ -133,7 +135,8 @@ def test_queries_as_an_operand(text_machine, q_format):
         assert got.shape == want.shape == (1, 4, 5, dim) and got.role == "q"
         np.testing.assert_array_equal(got.codes, want.codes)
         np.testing.assert_array_equal(got.scales, want.scales)
-        np.testing.assert_array_equal(contents(cache)["k"], contents(other)["k"])
+        for name, x in contents(cache).items():
+            np.testing.assert_array_equal(x, contents(other)[name], err_msg=name)
 
 
 def test_many_heads_and_one_token(text_machine):
@@ -152,9 +155,10 @@ def test_many_heads_and_one_token(text_machine):
     assert "append_qkv" in str(last[1]) and "claim" not in str(last[0])
 
 
-def test_in_a_graph_with_other_tokens(text_machine):
+@pytest.mark.parametrize("format_v", [None, "mxfp8"])
+def test_in_a_graph_with_other_tokens(text_machine, format_v):
     table = ptxrt.to_device(ptxrt.rope_table(32, 50))
-    cache, other = cache_of("mxfp4", 32), cache_of("mxfp4", 32)
+    cache, other = (cache_of("mxfp4", 32, format_v=format_v) for _ in range(2))
     qkv = ptxrt.to_device(normal(3, 8 * 32, dtype=BF16))
     slots, positions = ptxrt.to_device(np.array([0, 1, 2])), ptxrt.to_device(np.array([0, 1, 2], np.int32))
     with ptxrt.graph() as graph:
@@ -172,9 +176,14 @@ def test_in_a_graph_with_other_tokens(text_machine):
     assert np.isnan(q.to_numpy().astype(np.float32)).any(axis=(1, 2)).tolist() == [False, True, True]
 
 
-def test_no_tokens(text_machine):
-    cache, table, none = cache_of("bf16", 32), ptxrt.rope_table(32, 5), np.zeros(0, np.int64)
-    assert ptxrt.append_qkv(np.zeros((0, 256), BF16), cache, none, none, table, heads=4).shape == (0, 4, 32)
+@pytest.mark.parametrize("format_v", [None, "mxfp8"])
+def test_no_tokens(text_machine, format_v):
+    cache, table, none = cache_of("bf16", 32, format_v=format_v), ptxrt.rope_table(32, 5), np.zeros(0, np.int64)
+    for numbers in (none, []):
+        q = ptxrt.append_qkv(np.zeros((0, 256), BF16), cache, numbers, numbers, table, heads=4)
+        assert q.shape == (0, 4, 32)
+    q = ptxrt.append_qkv(np.zeros((0, 256), BF16), cache, none, none, table, heads=4, q_format="mxfp8")
+    assert q.shape == (1, 4, 0, 32)
 
 
 def wrong(words, **change):

@@ -18,7 +18,6 @@ enum class CacheFormat { bf16, f16, mxfp8, mxfp4, nvfp4 };
 
 // The cache of keys or values, and how rows are stored in it.
 struct CacheTarget {
-    CacheFormat format;
     CacheRows rows;
     const float *mean, *global_scale;   // [heads_kv, dim] and [heads_kv] or null, as in NewRows
     int rule;
@@ -29,7 +28,7 @@ struct CacheTarget {
     }
 
     // Stores a lane's share of a row if `stored`, with the bytes of append(). Called by the whole warp.
-    __device__ void store(int64_t page, int64_t row, int head, int column, int cols, bool stored,
+    __device__ void store(CacheFormat format, int64_t page, int64_t row, int head, int column, int cols, bool stored,
                           float (&values)[2][8]) const {
         if (mean && stored) {
 #pragma unroll
@@ -83,45 +82,18 @@ struct QueryTarget {
     QuantizedRows quantized;
 };
 
-// The page of a slot and the row in it. Quotients of 64 bits take long; few caches need them.
-struct SlotPlace {
-    int64_t page;
-    int row;
-
-    __device__ SlotPlace(long long slot, long long count, int page_rows) {
-        if (count >> 32) page = slot / page_rows;
-        else page = unsigned(slot) / unsigned(page_rows);
-        row = slot - page * page_rows;
-    }
-};
-
-// The cache of keys or of values.
+// The cache of keys or of values, selected by lane.
 __device__ inline CacheTarget target_of(bool is_key, const CacheTarget &keys, const CacheTarget &values) {
     const CacheRows &k = keys.rows, &v = values.rows;
     const auto strides = [is_key](const PageStrides &of_k, const PageStrides &of_v) {
         return PageStrides{is_key ? of_k.page : of_v.page, is_key ? of_k.head : of_v.head,
                            is_key ? of_k.token : of_v.token};
     };
-    return {is_key ? keys.format : values.format,
-            {is_key ? k.codes : v.codes, is_key ? k.scales : v.scales, strides(k.code_strides, v.code_strides),
+    return {{is_key ? k.codes : v.codes, is_key ? k.scales : v.scales, strides(k.code_strides, v.code_strides),
              strides(k.scale_strides, v.scale_strides)},
             is_key ? keys.mean : values.mean,
             is_key ? keys.global_scale : values.global_scale,
             is_key ? keys.rule : values.rule};
-}
-
-// Stores a lane's share of a row of keys or of values if `stored`. Called by the whole warp, whose rows may be of both:
-// these have formats of their own.
-__device__ inline void store_row(const CacheTarget &keys, const CacheTarget &values_to, bool is_key,
-                                 const SlotPlace &at, int head, int column, int cols, bool stored,
-                                 float (&values)[2][8]) {
-#pragma unroll 1
-    for (int side = 0; side < 2; ++side) {
-        const bool mine = stored && is_key == (side == 0);
-        if (!ptx::vote_sync_any(mine)) continue;
-        const CacheTarget to = target_of(side == 0, keys, values_to);
-        to.store(at.page, at.row, head, column, cols, mine, values);
-    }
 }
 
 // The factor of RMS normalization of a head whose `cols` values `lanes` lanes hold, from the same sums as norm_rows().
@@ -153,6 +125,7 @@ struct QkvTokens {
     int *claims;
     int64_t count;
     int page_rows;
+    CacheFormat format;
     CacheTarget keys, values_to;
     int first_token, tokens_here;
 };
@@ -177,6 +150,18 @@ struct ProjectionRow {
     }
 };
 
+// The page of a slot and the row in it. Quotients of 64 bits take long; few caches need them.
+struct SlotPlace {
+    int64_t page;
+    int row;
+
+    __device__ SlotPlace(long long slot, long long count, int page_rows) {
+        if (count >> 32) page = slot / page_rows;
+        else page = unsigned(slot) / unsigned(page_rows);
+        row = slot - page * page_rows;
+    }
+};
+
 // The rows of a block's tokens where all heads have one dimension, the rotation is of all_columns(), rows and weights
 // are whole, and queries are stored, and keys and values written, as they are, in Element's type. Each step gives the
 // bytes of append_any().
@@ -186,8 +171,8 @@ struct ProjectionRow {
 // memory while those before are processed.
 template <class Element>
 __device__ inline void append_plain(NormRowsShared &shared, const QkvTokens<Element> &of) {
-    const auto &[x, norms, rotation, positions, target, slots, claims, count, page_rows, keys, values_to, first_token,
-                 tokens_here] = of;
+    const auto &[x, norms, rotation, positions, target, slots, claims, count, page_rows, format, keys, values_to,
+                 first_token, tokens_here] = of;
     constexpr int log_warps = 3, stages = KeptRows::chunks / 2;
     static_assert(produce_threads == 32 << log_warps);
     const int half = x.dim / 2, threads = x.dim / 16, power = 31 - __clz(threads);   // threads of a row: at most 32
@@ -319,8 +304,8 @@ __device__ inline void append_plain(NormRowsShared &shared, const QkvTokens<Elem
 // processed.
 template <class Element>
 __device__ inline void append_straight(NormRowsShared &shared, const QkvTokens<Element> &of) {
-    const auto &[x, norms, rotation, positions, target, slots, claims, count, page_rows, keys, values_to, first_token,
-                 tokens_here] = of;
+    const auto &[x, norms, rotation, positions, target, slots, claims, count, page_rows, format, keys, values_to,
+                 first_token, tokens_here] = of;
     static_assert(2 * norm_shares <= KeptRows::shares<Element>, "two rows fit");
     const NormLanes place(x.dim);
     const int end = tokens_here * x.of_token(), cols = x.dim;
@@ -395,15 +380,16 @@ __device__ inline void append_straight(NormRowsShared &shared, const QkvTokens<E
         // Store queries, and write keys and values to the cache.
         const bool stored = has_slot && claim == row.token;
         const SlotPlace at(stored ? slot : 0, count, page_rows);
+        const CacheTarget here = target_of(row.is_key, keys, values_to);
         const int64_t query = int64_t(row.token) * x.heads + row.head;
-        const bool queries = ptx::vote_sync_any(row.present && row.is_query);
+        const bool queries = ptx::vote_sync_any(row.present && row.is_query), writes = ptx::vote_sync_any(stored);
 #pragma unroll 1
         for (int i = 0; i < norm_shares; ++i) {
             const int column = place.column(i);
             const bool asks = row.present && row.is_query;
             if (target.out && asks) store_values<true>(target.out + query * cols + column, cols, values[0]);
             if (queries && !target.out) target.quantized.store(query, column, cols, asks, values[0]);
-            store_row(keys, values_to, row.is_key, at, row.head, column, cols, stored, values[0]);
+            if (writes) here.store(format, at.page, at.row, row.head, column, cols, stored, values[0]);
 #pragma unroll
             for (int j = 0; j < 16; ++j) values[0][j / 8][j % 8] = values[1][j / 8][j % 8];
         }
@@ -413,8 +399,8 @@ __device__ inline void append_straight(NormRowsShared &shared, const QkvTokens<E
 // The rows of a block's tokens, of any dimensions and alignment.
 template <class Element>
 __device__ inline void append_any(NormRowsShared &shared, const QkvTokens<Element> &of) {
-    const auto &[x, norms, rotation, positions, target, slots, claims, count, page_rows, keys, values_to, first_token,
-                 tokens_here] = of;
+    const auto &[x, norms, rotation, positions, target, slots, claims, count, page_rows, format, keys, values_to,
+                 first_token, tokens_here] = of;
     const NormLanes place(x.dim);
     const int rows_at_once = place.rows(), of_token = x.of_token();
     const int shares = max(norm_shares, ceil_div(ceil_div(x.dim_v, produce_share), place.lanes));
@@ -486,6 +472,7 @@ __device__ inline void append_any(NormRowsShared &shared, const QkvTokens<Elemen
             }
             // Store queries, and write keys and values to the cache.
             const bool queries = ptx::vote_sync_any(present && is_query);
+            const bool writes = ptx::vote_sync_any(stored);
             const SlotPlace at(stored ? slot : 0, count, page_rows);
 #pragma unroll 1
             for (int i = 0; i < norm_shares; ++i) {
@@ -499,7 +486,10 @@ __device__ inline void append_any(NormRowsShared &shared, const QkvTokens<Elemen
                     for (int j = 0; j < 16; ++j) copy[j / 8][j % 8] = some[j / 8][j % 8];
                     target.quantized.store(token * x.heads + head, column, x.dim, present && is_query, copy);
                 }
-                store_row(keys, values_to, is_key, at, head, column, cols, stored && column < cols, some);
+                if (writes) {
+                    const CacheTarget here = target_of(is_key, keys, values_to);
+                    here.store(format, at.page, at.row, head, column, cols, stored && column < cols, some);
+                }
 #pragma unroll
                 for (int j = 0; j < 16; ++j) some[j / 8][j % 8] = values[1][j / 8][j % 8];
             }
@@ -520,9 +510,8 @@ __device__ inline void append_qkv(NormRowsShared &shared, QkvTokens<Element> of)
     const bool whole_heads = x.dim == x.dim_v && whole(x.q) && whole(x.k) && whole(x.v) &&
                              is_chunk(of.norms.q_weight) && is_chunk(of.norms.k_weight);
     if constexpr (sizeof(Element) == 2) {
-        constexpr CacheFormat same = tile::is_bf16<Element> ? CacheFormat::bf16 : CacheFormat::f16;
-        const bool alike = of.keys.format == same && of.values_to.format == same && of.target.out && !of.keys.mean &&
-                           !of.keys.global_scale && !of.values_to.global_scale;
+        const bool alike = of.format == (tile::is_bf16<Element> ? CacheFormat::bf16 : CacheFormat::f16) &&
+                           of.target.out && !of.keys.mean && !of.keys.global_scale && !of.values_to.global_scale;
         const bool plain = whole_heads && alike && of.rotation.all_columns(place, x.dim) && place.lanes <= 16;
         if (!plain) wait_for_launches_ahead();
         if (plain) append_plain(shared, of);

@@ -14,12 +14,13 @@ from ..formats import FORMATS, f32, format_of
 from .append_qkv_kernel import CACHE_FORMATS, qkv_blocks
 from .append_qkv_kernel import append_qkv as kernel
 from .cache import KVCache, as_bytes
-from .operands import Operand, shown, with_whole_rows
+from .operands import Operand, operand_rule, shown, with_whole_rows
 from .outputs import checked_ending
 from .place import Place
-from .produce import as_vector, checked_number, float_array
+from .produce import as_vector, checked_number, float_array, rmsnorm
 from .produce_kernels import room_for
-from .rotation import checked_positions, checked_rotation, placed_rotation
+from .quantize import quantize
+from .rotation import checked_positions, checked_rotation, placed_rotation, rope
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -111,7 +112,8 @@ def append_qkv(
     The result has the bytes of these functions called in turn: `rmsnorm`, `rope`, `cache.append`, and for q `quantize`
     along the heads with the rule of `quantize_operand`. NumPy arrays give NumPy results. Device arrays stay on the
     device, their values are not checked, and the call does not wait. It takes one launch, and for more than one token a
-    second that finds tokens with the same slot. Kernels: `append_qkv`, `claim_slots`.
+    second that finds tokens with the same slot. A cache whose keys and values have two formats takes a launch for each
+    of those functions. Kernels: `append_qkv`, `claim_slots`.
 
     Args:
         qkv: float32, float16 or bfloat16 [T, (H + Hkv) D + Hkv Dv] from one projection: queries, then keys, then
@@ -171,7 +173,11 @@ def append_qkv(
     rows = {name: with_whole_rows(place.put(x), stream) for name, x in parts.items()}
     table, positions = placed_rotation(_NAME, table, positions, place)
     slots = place.put(slots)
-    options |= {key: as_vector(w, place, f32) for key, w in weights.items()}
+    weights = {key: as_vector(w, place, f32) for key, w in weights.items()}
+    if tokens and cache.format != cache.format_v:
+        norms, turns = dict(eps=options["eps"], **weights), dict(style=style, first=first)
+        return _in_turn(rows, cache, slots, positions, table, norms, turns, ending, place)
+    options |= weights
     options |= _cache_options(cache)
     room = room_for(kernel.name, q.dtype.itemsize, place.backend.multiprocessors)
     options["grid"] = max(qkv_blocks(tokens, int(heads) + 2 * cache.heads, dim, room), 1)
@@ -238,15 +244,35 @@ def _checked_slots(slots, tokens: int):
 
 
 def _cache_options(cache: KVCache) -> dict[str, Any]:
-    """The kernel's arguments for a cache."""
-    options: dict[str, Any] = dict(k_mean=cache.k_mean, k_global=cache.k_global, v_global=cache.v_global)
-    for name, format in (("k", cache.format), ("v", cache.format_v)):
-        options[f"{name}_holds"] = CACHE_FORMATS.index(format)
+    """The kernel's arguments for a cache of one format."""
+    options: dict[str, Any] = dict(holds=CACHE_FORMATS.index(cache.format), k_mean=cache.k_mean)
+    options |= dict(k_global=cache.k_global, v_global=cache.v_global)
+    for name in ("k", "v"):
         options[f"{name}_codes"] = as_bytes(cache.arrays[name])
-        if format in BLOCK_FORMATS:
+        if cache.format in BLOCK_FORMATS:
             options[f"{name}_scales"] = as_bytes(cache.arrays[f"{name}_scales"])
-            options[f"{name}_rule"] = BLOCK_FORMATS[format].rules.index(cache.scale_rule[name])
+            options[f"{name}_rule"] = BLOCK_FORMATS[cache.format].rules.index(cache.scale_rule[name])
     return {key: value for key, value in options.items() if value is not None}
+
+
+def _in_turn(rows, cache: KVCache, slots, positions, table, norms, turns, ending, place: Place) -> Any:
+    """Return the queries of a call on a cache of two formats, by the functions of each step. norms: eps, and weights of
+    q or k; turns: options of `rope`."""
+    stream, normed = place.stream, {}
+    for name in ("q", "k"):
+        weight = norms.get(f"{name}_weight")
+        normed[name] = rows[name]
+        if weight is not None:
+            normed[name] = rmsnorm(rows[name], weight, eps=norms["eps"], stream=stream)
+    keys = rope(normed["k"], table, positions, **turns, stream=stream)
+    cache.append(keys, rows["v"], slots, stream=stream)
+    q = rope(normed["q"], table, positions, **turns, stream=stream)
+    if ending is None:
+        return place.back(q)
+    level, format = ending.level(place), ending.layout.format.name
+    rounded = quantize(q, format, scale_rule=operand_rule(format), global_scale=level, pad=True, stream=stream)
+    codes, scales = (x.reshape(q.shape[0] * q.shape[1], x.shape[-1]) for x in (rounded.codes, rounded.scales))
+    return _operand(place, codes, scales, level, ending, tuple(q.shape))
 
 
 def _operand(place: Place, codes, scales, level, ending, shape: tuple[int, ...]) -> Operand:

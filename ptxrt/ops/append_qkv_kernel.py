@@ -15,7 +15,7 @@ from .gemm_kernels import example_levels
 from .produce_kernels import SHARE, THREADS
 from .rotation_kernels import example_positions, turned
 
-# Formats of caches, indexed by the scalars `k_holds` and `v_holds`.
+# Formats of caches, indexed by the scalar `holds`.
 CACHE_FORMATS = ("bf16", "f16", "mxfp8", "mxfp4", "nvfp4")
 
 
@@ -55,14 +55,13 @@ def _weights(rng: np.random.Generator, member, shape, axes) -> np.ndarray:
     return rng.integers(1, 4, shape).astype(member.dtype)
 
 
-def _case(holds: str, dim: int, width: int, ending: str | None = None, v_holds: str | None = None, **rest) -> dict:
-    """A declared case; holds: the format of the cache; v_holds: that of values where it is another one."""
-    holds = dict(k=holds, v=v_holds or holds)
+def _case(holds: str, dim: int, width: int, ending: str | None = None, **rest) -> dict:
+    """A declared case; holds: the format of the cache."""
     case = dict(tokens=9, heads=5, heads_kv=2, dim=dim, dim_v=dim, width=width, length=6, pages=5, page=7, count=35)
     case |= dict(level_count=1, code_bytes=1, blocks=1, k_blocks=1, v_blocks=1)
-    case |= {f"{side}_holds": CACHE_FORMATS.index(name) for side, name in holds.items()} | rest
+    case |= dict(holds=CACHE_FORMATS.index(holds), **rest)
     for side, size in (("k", dim), ("v", case["dim_v"])):
-        block = BLOCK_FORMATS.get(holds[side])
+        block = BLOCK_FORMATS.get(holds)
         case[f"{side}_bytes"] = size * (block.bits if block else 16) // 8
         if block:
             case |= {f"{side}_blocks": size // block.block, f"{side}_scales": True}
@@ -93,11 +92,6 @@ def _case(holds: str, dim: int, width: int, ending: str | None = None, v_holds: 
         _case("mxfp8", 96, 64, "mxfp8", first=32, k_weight=True, claims=True, format="bf16"),
         _case("mxfp4", 128, 128, "mxfp4", q_weight=True, k_rule=3, v_rule=1, v_global=True, format="f16"),
         _case("nvfp4", 64, 32, "nvfp4", dim_v=160, pairs=1, out_global=True, k_global=True, claims=True, format="f32"),
-        # Keys and values in two formats, in rows of two lanes, so that warps have both; and of other dimensions.
-        _case("mxfp4", 64, 32, v_holds="mxfp8", k_mean=True, claims=True, format="bf16"),
-        _case("nvfp4", 64, 64, v_holds="f16", dim_v=32, k_global=True, v_global=True, format="f32"),
-        _case("bf16", 64, 64, v_holds="nvfp4", q_weight=True, format="bf16"),
-        _case("f16", 64, 64, v_holds="bf16", k_weight=True, format="bf16"),
         _case("nvfp4", 256, 256, heads=140, k_weight=True, claims=True, format="bf16"),
         _case("bf16", 64, 64, heads=140, q_weight=True, k_weight=True, claims=True, format="bf16"),
         # Rows of several warps: rotated whole, and in part.
@@ -145,8 +139,7 @@ def append_qkv(
     first: Scalar[i32] = 0,
     pairs: Scalar[i32, 0, 1] = 0,
     eps: Scalar[f32] = 0.0,
-    k_holds: Scalar[i32, 0, 1, 2, 3, 4],
-    v_holds: Scalar[i32, 0, 1, 2, 3, 4],
+    holds: Scalar[i32, 0, 1, 2, 3, 4],
     k_rule: Scalar[i32, 0, 1, 2, 3] = 0,
     v_rule: Scalar[i32, 0, 1, 2, 3] = 0,
     ending: Scalar[i32, 0, 1, 2, 3] = 0,
@@ -158,8 +151,8 @@ def append_qkv(
     Rows of q, if q_weight is given, and of k, if k_weight is given, are normalized as by `norm_rows` with `eps` and
     rounded to their type. Then they are rotated as by `rope_rows` and rounded to their type. q is stored in `out`, or
     as codes and scales: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under `out_global` (1 if missing), with the scale rule of that
-    number. k and v are written as by the kernels `append_NAME`: k_holds and v_holds 0 bf16, 1 f16, 2 mxfp8, 3 mxfp4, 4
-    nvfp4. k_rule, v_rule, k_global, v_global and k_mean, which is subtracted from keys, mean the same as in these kernels.
+    number. k and v are written as by the kernels `append_NAME`: holds 0 bf16, 1 f16, 2 mxfp8, 3 mxfp4, 4 nvfp4. k_rule,
+    v_rule, k_global, v_global and k_mean, which is subtracted from keys, mean the same as in these kernels.
     Tokens are not written if their slot is negative or past the end, or if claims[slot] is not their number; their
     queries are still stored. The claims of written slots are set back to 0x7f7fffff. Without claims no two tokens may
     have the same slot.
@@ -184,11 +177,11 @@ def append_qkv(
     owners = owners_of(slots, claims, math.prod(k_codes.shape[::2][:2]))
     tokens, places = written_rows(slots, owners)
     page = k_codes.shape[2]
-    sides = [(k_holds, finished(k, k_weight), k_mean, k_global, k_codes, k_scales, k_rule)]
-    sides += [(v_holds, v, None, v_global, v_codes, v_scales, v_rule)]
-    for holds, x, mean, global_scale, to, to_scales, which in sides:
-        name = CACHE_FORMATS[int(holds)]
-        block = BLOCK_FORMATS.get(name)
+    name = CACHE_FORMATS[int(holds)]
+    block = BLOCK_FORMATS.get(name)
+    sides = [(finished(k, k_weight), k_mean, k_global, k_codes, k_scales, k_rule)]
+    sides += [(v, None, v_global, v_codes, v_scales, v_rule)]
+    for x, mean, global_scale, to, to_scales, which in sides:
         x = x.astype(np.float32)[tokens]
         x = x if mean is None else x - mean
         if global_scale is not None and not (block and block.two_level):
