@@ -19,7 +19,7 @@ import numpy as np
 from .backend import Backend, Queue, Remembered, scope
 from .binder import ALIGNMENT, row_major_strides
 from .errors import ArgumentError, OutOfMemory
-from .formats import in_native_order
+from .formats import dtype_of, in_native_order
 from .provided import provided
 from .selection import current, place
 
@@ -593,10 +593,15 @@ def refuse_recording(what: str) -> None:
         raise ArgumentError(f"{recorder.name} records launches on device arrays; {what}. Do it before, or after.")
 
 
+def is_prepared() -> bool:
+    """Return whether `ptxrt.prepare` records the present call. Memory that it allocates then belongs to the record."""
+    return getattr(scope().recorder, "keep", False)
+
+
 def _checked_dtype(function: str, dtype) -> np.dtype:
     """Return the NumPy dtype; ArgumentError for anything that is no dtype of numbers."""
     try:
-        found = None if dtype is None else np.dtype(dtype)
+        found = None if dtype is None else dtype_of(dtype)
     except (TypeError, ValueError):
         found = None
     if found is None or found.hasobject or found.itemsize == 0:
@@ -803,7 +808,7 @@ def _as_array(function: str, name: str, value):
     if isinstance(value, DeviceArray):
         return value
     if isinstance(value, np.ndarray):
-        return in_native_order(_unmasked(function, name, value))
+        return in_native_order(np.asarray(_unmasked(function, name, value)))  # a numpy.matrix, say, as a plain array
     if isinstance(value, (str, bytes, os.PathLike)):
         what = "bytes" if isinstance(value, bytes) else "a string" if isinstance(value, str) else "a path"
         raise ArgumentError(

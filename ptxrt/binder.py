@@ -18,7 +18,7 @@ import numpy as np
 from .declaration import Argument, Declaration
 from .dims import Dim, DimensionError, multiple_of
 from .errors import ArgumentError
-from .formats import Format
+from .formats import Format, dtype_of
 
 # Kernels load and store 16 bytes at a time; a view of another library's memory may start anywhere.
 ALIGNMENT = 16
@@ -104,6 +104,9 @@ def bind(kernel: Declaration, arrays: Sequence[Any], dtype, named: Mapping[str, 
     member = _choose_format(kernel, inputs, outputs, dtype)
     axes = _Axes(kernel, inputs, outputs, by_name).solve()
     bound = Bound(kernel, axes, member, inputs, outputs, scalars)
+    for a in kernel.inputs:
+        if a.below:
+            _check_indices(kernel, a, inputs[a.name], axes[a.below])
     for a in kernel.outputs:
         array = outputs[a.name]
         if array is not None and array is not True and tuple(array.shape) != bound.shape_of(a):
@@ -166,6 +169,12 @@ def _output(kernel: Declaration, a: Argument, values: Mapping[str, Any]):
     _check_array(kernel, a, output)
     _check_writeable(kernel, a, output)
     return output
+
+
+def _check_indices(kernel: Declaration, a: Argument, array, size: int) -> None:
+    """Check that the numbers of a NumPy array are below `size`; those of a device array are not read."""
+    if isinstance(array, np.ndarray) and array.size and array.max() >= size:
+        _fail(kernel, a, f"goes up to {array.max()}, {a.below} is {size}", "Pass numbers below.")
 
 
 def _check_writeable(kernel: Declaration, a: Argument, array) -> None:
@@ -289,7 +298,7 @@ def _choose_format(kernel: Declaration, inputs: Mapping[str, Any], outputs: Mapp
         chosen, chooser = member, a.name
     if dtype is not None:
         try:
-            asked = np.dtype(dtype)
+            asked = dtype_of(dtype)
         except (TypeError, ValueError):
             raise ArgumentError(
                 f"{kernel.name}: dtype is {dtype!r}, which NumPy does not know; pass one of its dtypes"

@@ -69,21 +69,24 @@ class _Spec:
     shape: Shape
     choices: tuple[Any, ...] = ()
     placement: Placement = row_major
+    below: str = ""
 
 
 def _formats(item: Format | Union) -> tuple[Format, ...]:
     return item.members if isinstance(item, Union) else (item,)
 
 
-def _array_spec(direction: str, formats: Format | Union, shape: str, placement: Placement = row_major) -> _Spec:
-    return _Spec(direction, _formats(formats), parse_shape(shape), (), placement)
+def _array_spec(
+    direction: str, formats: Format | Union, shape: str, placement: Placement = row_major, below: str = ""
+) -> _Spec:
+    return _Spec(direction, _formats(formats), parse_shape(shape), (), placement, below)
 
 
 class In:
     """`In[f32 | f16, "rows cols"]`: an array that the kernel reads; `= None` makes it optional.
 
     A third item says how its elements may lie: `strided`, `loose`, `scattered` or `unaligned`. The default is row-major
-    order.
+    order. A fourth is the axis that the numbers are indices of: in host arrays, numbers from its size on are refused.
     """
 
     def __class_getitem__(cls, item) -> _Spec:
@@ -131,7 +134,8 @@ class Argument:
     """One declared argument: its name, direction ("in", "out", "inout", "scalar"), formats and shape.
 
     `optional`: an array that is omitted is passed as address 0. `choices` are the numbers that a scalar may be, if
-    not all. `placement`: where the elements of an array may lie.
+    not all. `placement`: where the elements of an array may lie. `below`: the axis whose size the numbers of an array
+    are below, or "".
     """
 
     name: str
@@ -142,6 +146,7 @@ class Argument:
     default: Any = None
     choices: tuple[Any, ...] = ()
     placement: Placement = row_major
+    below: str = ""
 
     @property
     def strides(self) -> tuple[Dim, ...]:
@@ -429,6 +434,7 @@ def _argument(parameter: inspect.Parameter) -> Argument:
         parameter.default if has_default and spec.direction == "scalar" else None,
         spec.choices,
         spec.placement,
+        spec.below,
     )
 
 

@@ -164,9 +164,16 @@ FORMATS = {f.name: f for f in (f32, f16, bf16, i32, u32, i64, u64, u8, ue8m0, ue
 FORMATS |= {m.storage.name: m.storage for m in (e2m1, e3m2, e2m3, e4m3, e5m2)}
 
 
+def dtype_of(value) -> np.dtype:
+    """The dtype that a value names; TypeError for arrays and numbers of NumPy, whose own dtype np.dtype would take."""
+    if not isinstance(value, (type, np.dtype)) and hasattr(value, "dtype"):
+        raise TypeError(f"a {type(value).__name__} is no dtype")
+    return np.dtype(value)
+
+
 def format_of(dtype, members=(f32, f16, bf16)) -> Format | None:
-    """The first of `members` that stores `dtype` (anything np.dtype takes), or None."""
-    dtype = np.dtype(dtype)
+    """The first of `members` that stores `dtype` (anything `dtype_of` takes), or None."""
+    dtype = dtype_of(dtype)
     return next((member for member in members if member.holds(dtype)), None)
 
 

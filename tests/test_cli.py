@@ -387,6 +387,33 @@ def test_files_that_numpy_cannot_name_are_read(tmp_path):
     assert "quantize_mxfp4_bf16" in succeed("run", "quantize", "--x", bfloat16, "--compare")
 
 
+@pytest.mark.parametrize("converts", [[], ["--dtype", "f16"]], ids=["", "converted"])
+@pytest.mark.parametrize(
+    "dtype, words",
+    [
+        (ml_dtypes.float8_e4m3fn, "x is |V1 [2, 32], untyped bytes; save values as x.astype(numpy.float32), codes as"),
+        ("V4", "x is |V4 [2, 32], untyped bytes"),
+        ([("a", "f4"), ("b", "u1")], "x is [('a', '<f4'), ('b', 'u1')] [2, 32], structures; save one of the fields"),
+        ([("a", "u1"), ("b", "u1")], "structures; save one of the fields by itself"),
+    ],
+    ids=str,
+)
+def test_files_without_numbers_are_refused(tmp_path, dtype, words, converts):
+    np.save(tmp_path / "x.npy", np.zeros((2, 32), dtype))
+    assert "--dtype" not in refuse("run", "quantize", "--x", tmp_path / "x.npy", *converts, part=words)
+
+
+def test_places_outside_of_the_rows_are_refused(tmp_path):
+    arrays = dict(x=np.ones((8, 4), np.float32), places=np.full((4, 2), 8, np.int32), weights=np.ones((4, 2), "f4"))
+    options = []
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+        options += [f"--{name}", tmp_path / f"{name}.npy"]
+    refuse("run", "add_experts", *options, part="places goes up to 8, rows is 8")
+    np.save(tmp_path / "places.npy", arrays["places"] - 9)
+    succeed("run", "add_experts", *options, "--compare")
+
+
 def test_a_comparison_beyond_its_limit_fails(qkv, tmp_path):
     arguments = ["run", "attention", *qkv, *FIRST, "--compare", "--format-limit"]
     refuse(*arguments, "1e-6", part="quantization costs out_f16 a relative L2 of")

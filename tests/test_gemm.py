@@ -257,6 +257,15 @@ def test_global_scales_of_out_are_written_in_place(emulator):
         assert q.global_scale.to_numpy() == before and out.global_scale.to_numpy() == np.float32(0.02)
 
 
+def test_interleaved_weights_have_a_global_scale_of_their_own(emulator):
+    x = ptxrt.to_device(normal(8, 32))
+    gate, up = (ptxrt.quantize(x, "nvfp4", global_scale=0.01) for _ in range(2))
+    both = ptxrt.interleave_rows(gate, up)
+    before = np.asarray(both)
+    ptxrt.quantize(x, "nvfp4", global_scale=3.0, out=gate)
+    np.testing.assert_array_equal(np.asarray(both), before)
+
+
 def test_views_of_device_arrays_that_are_refused(emulator):
     a, b, c = (ptxrt.to_device(x) for x in (normal(6, 40), normal(8, 40), normal(6, 8)))
     vector = ptxrt.to_device(np.ones(40, np.float32))
@@ -525,6 +534,13 @@ QUANTIZED = ptxrt.quantize
         ("matmul: b_scale_rule is 'amax';", lambda m: m(A, B, a_format="mxfp8", b_format="mxfp8", b_scale_rule="amax")),
         ("matmul: a_global_scale is 0;", lambda m: m(A, B, a_format="nvfp4", b_format="nvfp4", a_global_scale=0)),
         ("16 bits", lambda m: m(A, B, b_format="mxfp4", transpose_b=False)),
+        (r"b_format is \['bf16'\]", lambda m: m(A, B, b_format=["bf16"], transpose_b=False)),
+        ("out_scale_layout is array", lambda m: m(A, B, out_scale_layout=np.array([1, 2]))),
+        ("alpha is np.True_", lambda m: m(A, B, alpha=np.True_)),
+        ("a_eps is np.True_", lambda m: m(A, B, a_norm=np.ones(32), a_eps=np.True_)),
+        ("offset of swiglu is np.True_", lambda m: m(A, B, activation=("swiglu", dict(offset=np.True_)))),
+        ("out_dtype=array", lambda m: m(A, B, out_dtype=np.zeros(2, np.float32))),
+        ("out_dtype=np.float32.1", lambda m: m(A, B, out_dtype=np.float32(1))),
         ("a_norm is float32 .33.", lambda m: m(A, B, a_norm=np.ones(33, np.float32))),
         ("a_eps is -1", lambda m: m(A, B, a_norm=np.ones(32), a_eps=-1)),
         ("a_norm came, but a is", lambda m: m(QUANTIZED(A, "mxfp8"), B, b_format="mxfp8", a_norm=np.ones(32))),

@@ -374,3 +374,12 @@ def test_scales_of_few_rows_lie_at_any_address(text_machine, monkeypatch, pair):
                 want = got
                 assert ptxrt.compare(want, exact_matmul(a, b)).relative_l2 <= 1e-6 * np.sqrt(depth)
             np.testing.assert_array_equal(got, want[:rows])
+
+
+@pytest.mark.parametrize("format", ["mxfp8", "mxfp4", "nvfp4"])
+def test_operands_on_a_device_begin_anywhere(emulator, format):
+    """Also where the call quantizes a view that begins at no multiple of 16 bytes."""
+    a, b = (np.random.default_rng(i).standard_normal((7, 36)).astype(np.float16) for i in range(2))
+    both = dict(a_format=format, b_format=format)
+    got = ptxrt.matmul(ptxrt.to_device(a)[1:], ptxrt.to_device(b)[1:], **both)
+    np.testing.assert_array_equal(got.to_numpy(), ptxrt.matmul(a[1:], b[1:], **both))

@@ -130,6 +130,25 @@ def test_values_of_groups_with_global_scales_of_their_own(emulator):
     np.testing.assert_array_equal(got.to_numpy()[2:], want)
 
 
+@pytest.mark.parametrize("groups", [1, 3])
+def test_global_scales_of_groups_are_alphas_of_the_next_product(emulator, groups):
+    """Of one group, too, on the host and on the device, also beside inputs on the host."""
+    a, b, next_b = operand("bf16", 6, 64), operand("bf16", groups, 32, 64, seed=1), operand("bf16", groups, 16, 32)
+    starts = np.linspace(0, 6, groups + 1).astype(np.int32)
+    scales = np.linspace(0.25, 0.5, groups, dtype=np.float32)
+    parts = [slice(*starts[g : g + 2]) for g in range(groups)]
+    want = []
+    for g, rows in enumerate(parts):
+        hidden = ptxrt.matmul(a[rows], b[g], out_format="nvfp4", out_global_scale=scales[g])
+        want.append(ptxrt.matmul(hidden, next_b[g], b_format="nvfp4"))
+    for put in (np.asarray, ptxrt.to_device):
+        hidden = ptxrt.matmul_grouped(a, b, starts, out_format="nvfp4", out_global_scale=put(scales))
+        assert hidden.on_device is (put is not np.asarray) and hidden.to_numpy().global_scale == 1
+        got = ptxrt.matmul_grouped(hidden, next_b, starts, alpha=put(scales), b_format="nvfp4")
+        for g, rows in enumerate(parts):
+            np.testing.assert_array_equal(np.asarray(got.to_numpy() if hidden.on_device else got)[rows], want[g])
+
+
 @pytest.mark.parametrize("scale_layout", ["linear", "128x4"])
 def test_gates_of_groups_on_the_device(text_machine, scale_layout):
     """Rows behind the last group become zeros, and nothing that was not written is read."""
@@ -419,6 +438,18 @@ def test_ids_of_any_integer_type():
 
 A, W = np.zeros((6, 32), BF16), np.zeros((3, 8, 32), BF16)
 IDS = np.zeros((4, 2), np.int32)
+Y, WEIGHTS, PAIR = np.zeros((8, 4), np.float32), np.zeros((4, 2), np.float32), np.array([1, 2])
+
+
+def test_experts_are_a_number_of_any_type(emulator):
+    for experts in (np.int8(127), np.uint8(255), np.int64(2)):
+        assert ptxrt.route(np.zeros((0, 2), np.int32), experts).starts.tolist() == [0] * (int(experts) + 1)
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+def test_matrices_of_numpy_are_interleaved_as_arrays(emulator):
+    got = ptxrt.interleave_rows(np.asmatrix(A), np.asmatrix(A))
+    np.testing.assert_array_equal(got, ptxrt.interleave_rows(A, A))
 
 
 @pytest.mark.parametrize(
@@ -492,6 +523,36 @@ IDS = np.zeros((4, 2), np.int32)
             ),
         ),
         ("one shape and dtype", lambda: ptxrt.interleave_rows(A, A[:3])),
+        (
+            r"^matmul_grouped: b_format is \['bf16'\]",
+            lambda: ptxrt.matmul_grouped(A, W, [0, 2, 4, 6], b_format=["bf16"], transpose_b=False),
+        ),
+        ("^matmul_grouped: out_format is array", lambda: ptxrt.matmul_grouped(A, W, [0, 2, 4, 6], out_format=PAIR)),
+        (
+            "^matmul_grouped: out_scale_layout is array",
+            lambda: ptxrt.matmul_grouped(A, W, [0, 2, 4, 6], out_scale_layout=PAIR),
+        ),
+        ("routing.starts is None", lambda: ptxrt.combine(Y, ptxrt.route(IDS, 3)._replace(starts=None), WEIGHTS)),
+        (
+            "routing.order is float64 .*; pass int32 .T k., as route gives",
+            lambda: ptxrt.combine(Y, ptxrt.route(IDS, 3)._replace(order=np.zeros(8)), WEIGHTS),
+        ),
+        (
+            "routing.starts is int32 .0.; pass int32 .experts . 1.",
+            lambda: ptxrt.combine(Y, ptxrt.route(IDS, 3)._replace(starts=IDS.reshape(-1)[:0]), WEIGHTS),
+        ),
+        (
+            "routing.places go up to 8; y has 8 rows, pass places below, or -1 for padding",
+            lambda: ptxrt.combine(Y, ptxrt.route(IDS, 3)._replace(places=IDS + 8), WEIGHTS),
+        ),
+        (
+            "^combine: weights is Quant.*ptxrt.dequantize",
+            lambda: ptxrt.combine(Y, ptxrt.route(IDS, 3), ptxrt.quantize(np.ones((4, 32), np.float32), "mxfp8")),
+        ),
+        (
+            "^add_experts: places goes up to 9, rows is 8; .*Pass numbers below",
+            lambda: ptxrt.kernels()["add_experts"](Y, IDS + 9, WEIGHTS),
+        ),
     ],
 )
 def test_wrong_calls(words, call):

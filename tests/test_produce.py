@@ -219,6 +219,63 @@ def test_any_strides(text_machine, name):
     np.testing.assert_array_equal(call(view), call(np.ascontiguousarray(view)))
 
 
+def test_views_of_device_arrays_that_are_refused(emulator):
+    """Of every argument of every call that takes views, by name."""
+    x, vector = ptxrt.to_device(normal(6, 64)), ptxrt.to_device(normal(64))
+    table, ids = ptxrt.to_device(ptxrt.rope_table(64, 6)), ptxrt.to_device(np.arange(6, dtype=np.int32))
+    bounds = ptxrt.to_device(np.array([0, 6], np.int32))
+    for words, call in {
+        "rmsnorm: x": lambda: ptxrt.rmsnorm(x[::-1]),
+        "rmsnorm: weight": lambda: ptxrt.rmsnorm(x, vector[::-1]),
+        "rmsnorm: residual": lambda: ptxrt.rmsnorm(x, residual=x[:, ::-1]),
+        "layernorm: x": lambda: ptxrt.layernorm(x[::-1]),
+        "layernorm: weight": lambda: ptxrt.layernorm(x, vector[::-1]),
+        "layernorm: bias": lambda: ptxrt.layernorm(x, None, vector[::-1]),
+        "swiglu: x": lambda: ptxrt.swiglu(x[::-1]),
+        "swiglu: row_weights": lambda: ptxrt.swiglu(x, row_weights=vector[5::-1]),
+        "gelu: x": lambda: ptxrt.gelu(x[::-1]),
+        "rope: x": lambda: ptxrt.rope(x[::-1], table, ids),
+        "rope: table": lambda: ptxrt.rope(x, table[::-1], ids),
+        "rope: positions": lambda: ptxrt.rope(x, table, ids[::-1]),
+        "take_rows: table": lambda: ptxrt.take_rows(x[::-1], ids),
+        "take_rows: ids": lambda: ptxrt.take_rows(x, ids[::-1]),
+        "argmax_rows: x": lambda: ptxrt.argmax_rows(x[::-1]),
+        "mean_rows: x": lambda: ptxrt.mean_rows(x[::-1], bounds),
+        "mean_rows: cu_seqlens": lambda: ptxrt.mean_rows(x, bounds[::-1]),
+    }.items():
+        with pytest.raises(ArgumentError, match=f"^{words} .* has strides of .*; copy it so that they go from 0 on"):
+            call()
+
+
+@pytest.mark.parametrize("part", ["codes", "scales"])
+@pytest.mark.parametrize("gapped", [False, True], ids=["unaligned", "gapped"])
+@pytest.mark.parametrize("name", ["rmsnorm", "swiglu", "gelu", "matmul", "quantize", "take_rows"])
+def test_calls_that_are_refused_leave_out_as_it_is(emulator, name, part, gapped):
+    x, weight = ptxrt.to_device(normal(32, 64)), ptxrt.to_device(normal(64, 64))
+    ids = ptxrt.to_device(np.arange(32, dtype=np.int32))
+    calls = {
+        "rmsnorm": lambda: ptxrt.rmsnorm(x, out=out, global_scale=3.0),
+        "swiglu": lambda: ptxrt.swiglu(x, out=out, global_scale=3.0),
+        "gelu": lambda: ptxrt.gelu(x, out=out, global_scale=3.0),
+        "matmul": lambda: ptxrt.matmul(x, weight, a_format="f16", b_format="f16", out=out, out_global_scale=3.0),
+        "quantize": lambda: ptxrt.quantize(x, "nvfp4", out=out, global_scale=3.0),
+        "take_rows": lambda: ptxrt.take_rows(x, ids, out=out, global_scale=3.0),
+    }
+    columns = 32 if name == "swiglu" else 64
+    arrays = ptxrt.quantize(ptxrt.to_device(normal(32, columns)), "nvfp4", global_scale=0.5).arrays
+    rows, cols = arrays[part].shape
+    memory = ptxrt.to_device(np.zeros(2 * rows * cols, np.uint8))
+    view = memory.reshape(rows, 2 * cols)[:, :cols] if gapped else memory[1 : 1 + rows * cols].reshape(rows, cols)
+    out = ptxrt.QuantizedArray(**arrays | {part: view}, format="nvfp4", shape=(32, columns))
+    before = {key: array.to_numpy() for key, array in out.arrays.items()}
+    words = "has strides of" if gapped else "begins at 0x"
+    expected = "row-major order, beginning at a multiple of 16 bytes"
+    with pytest.raises(ArgumentError, match=f"^{name}: out.{part} .*{words}.*; pass an array in {expected}"):
+        calls[name]()
+    for key, array in before.items():
+        np.testing.assert_array_equal(out.arrays[key].to_numpy(), array)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_results_where_the_caller_wants_them(text_machine, name):
     call, _ = CALLS[name]
@@ -526,6 +583,15 @@ X, QUANTIZED = normal(6, 64), ptxrt.quantize
         ("scale_layout is", lambda: ptxrt.gelu(X, format="mxfp8", scale_layout="tiles")),
         ("out_dtype float32 beside format", lambda: ptxrt.gelu(X, format="mxfp8", out_dtype=np.float32)),
         ("out_dtype", lambda: ptxrt.gelu(X, out_dtype=np.int32)),
+        ("gelu: out_dtype=np.float16.2", lambda: ptxrt.gelu(X, out_dtype=np.float16(2))),
+        ("gelu: out_dtype=array", lambda: ptxrt.gelu(X, out_dtype=X)),
+        ("rmsnorm: scale_layout is array", lambda: ptxrt.rmsnorm(X, scale_layout=np.array([1, 2]))),
+        ("layernorm: scale_layout is array", lambda: ptxrt.layernorm(X, scale_layout=np.array([1, 2]))),
+        ("swiglu: scale_layout is array", lambda: ptxrt.swiglu(X, scale_layout=np.array([1, 2]))),
+        ("rmsnorm: eps is np.True_", lambda: ptxrt.rmsnorm(X, eps=np.True_)),
+        ("rmsnorm: offset is np.False_", lambda: ptxrt.rmsnorm(X, np.ones(64), offset=np.False_)),
+        ("swiglu: limit is np.True_", lambda: ptxrt.swiglu(X, limit=np.True_)),
+        ("rmsnorm: residual is Quant.*ptxrt.dequantize", lambda: ptxrt.rmsnorm(X, residual=QUANTIZED(X, "mxfp8"))),
         ("out has shape", lambda: ptxrt.gelu(X, out=np.empty((6, 63), np.float32))),
         ("out is .*the result is", lambda: ptxrt.gelu(X, out=QUANTIZED(X[:3], "mxfp8"))),
         ("leave out format", lambda: ptxrt.gelu(X, format="mxfp4", out=QUANTIZED(X, "mxfp8"))),

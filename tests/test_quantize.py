@@ -487,6 +487,101 @@ def test_out_may_be_a_view(emulator, rng):
 
 
 @each_format
+@pytest.mark.parametrize("axis", [0, -1])
+def test_views_on_a_device_are_copied(emulator, rng, format, axis):
+    """Views that begin at no multiple of 16 bytes, or with gaps."""
+    x = rng.standard_normal((65, 40)).astype(np.float16)
+    for view in (np.s_[1:], np.s_[1:2], np.s_[:, 4:36], np.s_[::2, ::-1]):
+        got = ptxrt.quantize(ptxrt.to_device(x)[view], format, axis=axis, pad=True)
+        assert_same(got.to_numpy(), quantize_reference(x[view].copy(), format, axis=axis, pad=True))
+
+
+DESCRIBED = dict(format="nvfp4", shape=(32, 32))
+LEVELS = {
+    "quantize": (lambda x, **options: ptxrt.quantize(x, "nvfp4", **options), "global_scale"),
+    "rmsnorm": (lambda x, **options: ptxrt.rmsnorm(x, **{"format": "nvfp4", **options}), "global_scale"),
+    "matmul": (lambda x, **options: ptxrt.matmul(x, x, **{"out_format": "nvfp4", **options}), "out_global_scale"),
+}
+
+
+@pytest.mark.parametrize("name", LEVELS)
+@pytest.mark.parametrize("made_by", ["a call", "a call with out"])
+def test_scalars_of_the_caller_are_never_written(emulator, rng, name, made_by):
+    """A result refers to a given scalar until a call writes its global scale, then it has one of its own."""
+    call, word = LEVELS[name]
+    x, level = ptxrt.to_device(rng.standard_normal((32, 32)).astype(np.float16)), np.float32(0.01)
+    for _ in range(3):
+        scalar = ptxrt.to_device(level)
+        other = call(x, **{word: scalar})
+        out = call(x, **{word: scalar if made_by == "a call" else 2.0})
+        if made_by == "a call with out":
+            call(x, out=out, **{word: scalar})
+        assert out.global_scale.address == other.global_scale.address == scalar.address
+        assert call(x, out=out, **{word: 3.0}) is out and out.global_scale.to_numpy() == 3
+        own = out.global_scale
+        np.testing.assert_array_equal(out.to_numpy().codes, call(x, **{word: 3.0}).to_numpy().codes)
+        call(x, out=out, **{word: 4.0})
+        assert out.global_scale is own and own.to_numpy() == 4
+        if name == "quantize":
+            call(x, out=call(x, global_scale=scalar))
+        call(x, out=out, **{word: scalar})
+        call(x, out=out, **{word: scalar})
+        assert out.global_scale.address == scalar.address
+        assert scalar.to_numpy() == other.global_scale.to_numpy() == level
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_scalars_that_an_array_was_made_with_are_written(emulator, rng, name):
+    call, word = LEVELS[name]
+    x = ptxrt.to_device(rng.standard_normal((32, 32)).astype(np.float16))
+    for _ in range(3):
+        scalar = ptxrt.to_device(np.float32(0.01))
+        out = ptxrt.QuantizedArray(**call(x, **{word: 1.0}).arrays | dict(global_scale=scalar), **DESCRIBED)
+        for value in (scalar, 3.0):
+            call(x, out=out, **{word: value})
+            assert out.global_scale.address == scalar.address
+        assert scalar.to_numpy() == 3
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_prepared_calls_never_write_scalars_of_the_caller(emulator, rng, name):
+    call, word = LEVELS[name]
+    x, level = ptxrt.to_device(rng.standard_normal((32, 32)).astype(np.float16)), np.float32(0.01)
+    scalar = ptxrt.to_device(level)
+    borrowing, owning = call(x, **{word: scalar}), call(x, **{word: 2.0})
+    to_number = ptxrt.prepare(call, x, out=borrowing, **{word: 3.0})
+    to_scalar = ptxrt.prepare(call, x, out=owning, **{word: scalar})
+    for _ in range(3):
+        assert to_number().global_scale.to_numpy() == 3
+        assert to_scalar().global_scale.to_numpy() == level
+        to_scalar(x, **{word: ptxrt.to_device(np.float32(5))})
+        assert owning.global_scale.to_numpy() == 5
+        assert scalar.to_numpy() == level
+    for out in (borrowing, owning):
+        call(x, out=out, **{word: 4.0})
+        assert out.global_scale.to_numpy() == 4 and scalar.to_numpy() == level
+    prepared = ptxrt.prepare(call, x, out=owning, **{word: 3.0})
+    with pytest.raises(ptxrt.ArgumentError, match="read-only; it was prepared with"):
+        prepared(x, out=call(x, **{word: scalar}))
+    assert scalar.to_numpy() == level
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_graphs_never_write_scalars_of_the_caller(emulator, rng, name):
+    call, word = LEVELS[name]
+    x, level = ptxrt.to_device(rng.standard_normal((32, 32)).astype(np.float16)), np.float32(0.01)
+    scalar = ptxrt.to_device(level)
+    out, other = call(x, **{word: scalar}), call(x, **{word: 2.0})
+    with ptxrt.graph() as g:
+        call(x, out=out, **{word: 3.0})
+        call(x, out=other, **{word: scalar})
+    for _ in range(2):
+        g.launch()
+        assert out.global_scale.to_numpy() == 3 and other.global_scale.address == scalar.address
+        assert scalar.to_numpy() == level
+
+
+@each_format
 def test_device_arrays_give_device_arrays(machine, rng, format):
     x = rng.standard_normal((2, 3, 64)).astype(np.float32)
     q = ptxrt.quantize(ptxrt.to_device(x), format)
@@ -668,6 +763,10 @@ def test_wrong_quantize_calls_say_what_to_do(emulator):
     x = np.zeros((4, 64), np.float32)
     read_only = quantize_reference(x, "mxfp4")
     read_only.codes.flags.writeable = False
+    memory = np.zeros(4 * 32 + 4, np.uint8)
+    parts = dict(codes=memory[:128].reshape(4, 32), scales=memory[120:128].reshape(4, 2))
+    in_one_memory = ptxrt.QuantizedArray(**parts, format="mxfp4", shape=(4, 64))
+    repeated = np.lib.stride_tricks.as_strided(np.zeros(64, np.float32), (4, 64), (0, 4))
     for call, words in [
         (lambda: ptxrt.quantize(x, "mxfp5"), "format is 'mxfp5'; there are 'mxfp4', 'mxfp8'"),
         (lambda: ptxrt.quantize(x, None), "format is None"),
@@ -722,7 +821,11 @@ def test_wrong_quantize_calls_say_what_to_do(emulator):
             "out.codes is a NumPy array, x is on the device",
         ),
         (lambda: ptxrt.quantize(x, "mxfp4", out=read_only), "out.codes is read-only"),
+        (lambda: ptxrt.quantize(x, "mxfp4", out=in_one_memory), "out.codes overlaps out.scales; pass memory of its"),
         (lambda: ptxrt.dequantize(x), "q is a ndarray"),
+        (lambda: ptxrt.dequantize(quantize_reference(x, "mxfp4"), x), "dtype is array"),
+        (lambda: ptxrt.dequantize(quantize_reference(x, "mxfp4"), np.float16(1)), r"dtype is np.float16\(1.0\); pass"),
+        (lambda: ptxrt.dequantize(quantize_reference(x, "mxfp4"), out=repeated), "whose elements have memory of their"),
         (lambda: ptxrt.dequantize(ptxrt.quantize(x, "mxfp4"), np.float64), "dtype is .*float64"),
         (lambda: ptxrt.dequantize(ptxrt.quantize(x, "mxfp4"), "nothing"), "dtype is 'nothing'"),
         (lambda: ptxrt.dequantize(ptxrt.quantize(x, "mxfp4"), out=x[:2]), r"out has shape \[2, 64\]"),

@@ -66,9 +66,9 @@ def quantize_sides(x: DeviceArray, y: DeviceArray, formats: Sequence[str], axis:
     for format in formats:
         out = quantize(x, format, axis=axis)
         if BLOCK_FORMATS[format].two_level:
-            level = to_device(out.global_scale.to_numpy(), device=x.device)
-            sides.append(_prepared_side(format, "given", quantize, x, format, axis=axis, global_scale=level, out=out))
-            out = quantize(x, format, axis=axis)
+            given = dict(axis=axis, global_scale=to_device(out.global_scale.to_numpy(), device=x.device))
+            refers = quantize(x, format, **given)
+            sides.append(_prepared_side(format, "given", quantize, x, format, **given, out=refers))
         source = "computed" if BLOCK_FORMATS[format].two_level else None
         sides.append(_prepared_side(format, source, quantize, x, format, axis=axis, out=out))
     return sides

@@ -204,7 +204,10 @@ def file_option(name: str, help: str, required: bool = True) -> click.Option:
 
 
 def read_inputs(paths: Mapping[str, Path], dtype: str | None) -> tuple[dict[str, tuple[Path, Any]], list[str]]:
-    """Read the arrays in files, converted to `dtype` if it is given, with notes on the conversions."""
+    """Read the arrays in files, converted to `dtype` if it is given, with notes on the conversions.
+
+    FileError for arrays of anything but numbers.
+    """
     import numpy as np
 
     from ..formats import FORMATS
@@ -213,6 +216,7 @@ def read_inputs(paths: Mapping[str, Path], dtype: str | None) -> tuple[dict[str,
     inputs, notes = {}, []
     for name, path in paths.items():
         array = read_array(path, name)
+        _check_numbers(path, name, array)
         result = FORMATS[dtype].dtype if dtype else array.dtype
         if array.dtype != result and array.dtype.kind in "fV":
             notes.append(f"{name} converted from {array.dtype} to {result}")
@@ -220,3 +224,18 @@ def read_inputs(paths: Mapping[str, Path], dtype: str | None) -> tuple[dict[str,
                 array = array.astype(result)
         inputs[name] = path, array
     return inputs, notes
+
+
+def _check_numbers(path: Path, name: str, array) -> None:
+    """Raise FileError for an array of untyped bytes, as which NumPy saves float8, or of structures."""
+    import numpy as np
+
+    from ..errors import FileError
+
+    if array.dtype.type is not np.void:
+        return
+    if array.dtype.names:
+        advice = "structures; save one of the fields by itself"
+    else:
+        advice = "untyped bytes; save values as x.astype(numpy.float32), codes as x.view(numpy.uint8)"
+    raise FileError(f"{path}: {name} is {array.dtype} {list(array.shape)}, {advice}")

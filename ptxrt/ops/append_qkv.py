@@ -161,6 +161,7 @@ def append_qkv(
     ending = checked_ending(_NAME, on_host, shape, None, None, q_format, None, "linear", q_global, "q_")
     cache.check_appendable(_NAME)
     arguments = dict(parts, table=table, positions=positions, slots=slots, **weights)
+    check_forward(_NAME, **arguments)
     for name, x in arguments.items():
         if isinstance(x, DeviceArray) and x.backend is not cache.backend:
             where = f"{x.backend.describe()}, the cache on {cache.backend.describe()}"
@@ -227,7 +228,6 @@ def _parts(qkv, cache: KVCache, heads: int) -> dict[str, Any]:
         if tuple(x.shape) not in ((q.shape[0], count, dim), (q.shape[0], count * dim)):
             received = f"{name} has shape {list(x.shape)}"
             raise ArgumentError(f"{_NAME}: {received}; pass [{q.shape[0]}, {count}, {dim}], of q's tokens")
-        check_forward(_NAME, **{name: x})
         parts[name] = x if len(x.shape) == 3 else x.reshape(x.shape[0], count, dim)
     return parts
 

@@ -13,7 +13,7 @@ import numpy as np
 from ..array import DeviceArray, as_arrays, as_output, check_forward
 from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
-from ..formats import Format, bf16, f32, format_of, to_convert
+from ..formats import Format, bf16, dtype_of, f32, format_of, to_convert
 from .attention_kernels import HEAD_DIMS, OPEN
 from .attention_way import AttentionWay, spelled
 from .operands import Operand, checked_cu_seqlens, is_number, shown, whole_numbers
@@ -449,7 +449,7 @@ def _is_finite(value) -> bool:
 def output_format(function: str, asked, out, default: Format) -> Format:
     """Return the format of results: that of `out` if there is an array, else the dtype asked for, else the default."""
     try:
-        dtype = None if asked is None else np.dtype(asked)
+        dtype = None if asked is None else dtype_of(asked)
     except (TypeError, ValueError):
         dtype = asked
     of_out = getattr(out, "dtype", None)

@@ -31,8 +31,9 @@ from .gemm_kernels import (
     is_wide,
     normed_rows,
 )
-from .outputs import Target, same_memory
-from .place import ROW_UNIT, Place, copied_to, has_whole_rows, loadable, without_gaps
+from .memory import same_memory
+from .outputs import Target
+from .place import ROW_UNIT, Place, aligned, copied_to, has_whole_rows, loadable, without_gaps
 from .produce import as_vector, rmsnorm
 from .quantize import quantize, quantize_reference, swizzle_scales, unswizzle_scales
 from .quantized import Packed, QuantizedArray, layout_of
@@ -159,7 +160,7 @@ def matmul(
             float32 values.
         out_scale_rule: As in `quantize`, but None is "rceil" for mxfp8 and "even" for mxfp4.
         out_scale_layout: "linear" or "128x4".
-        out_global_scale: The global scale of nvfp4: a positive number or a float32 device scalar.
+        out_global_scale: The global scale of nvfp4: a positive number or a float32 device scalar, as in `quantize`.
         a_scale_rule: The scale rule of an array that the call quantizes; None as in out_scale_rule.
         b_scale_rule: The same for b.
         a_global_scale: The global scale of an array that the call quantizes to nvfp4; None takes the smallest 2**n / 6
@@ -172,9 +173,9 @@ def matmul(
             Equal in bits to both calls in turn; few rows, multiplied in 16 bits, are one launch. nvfp4 needs
             a_global_scale.
         a_eps: A number from 0 on.
-        out: An array of C's shape to write to; its dtype replaces `out_dtype`. Or a QuantizedArray of C's shape, whose
-            format and layout replace `out_format` and `out_scale_layout`; on a device a number as global scale is
-            written into its own. `out` may be `residual` itself and must not overlap any other argument.
+        out: An array of C's shape to write to; its dtype replaces `out_dtype`. Or a QuantizedArray as in
+            `quantize`, of C's shape, whose format and layout replace `out_format` and `out_scale_layout`. `out` may be
+            `residual` itself and must not overlap any other argument.
         stream: A stream of the device; None is the library's own.
 
     Raises:
@@ -337,7 +338,7 @@ def interleave_rows(gate: Array | QuantizedArray, up: Array | QuantizedArray) ->
             stays there.
 
     Returns:
-        [.., 2 N, K]; scales keep their layout.
+        [.., 2 N, K]; scales keep their layout. The global scale is a copy.
 
     Raises:
         ArgumentError: An argument is invalid; the message names it.
@@ -368,6 +369,8 @@ def interleave_rows(gate: Array | QuantizedArray, up: Array | QuantizedArray) ->
         linear = [unswizzle_scales(x, gate.layout.linear_scales_shape) for x in scales] if swizzled else scales
         whole = _in_turn_on_device(*linear)
         whole = swizzle_scales(whole) if swizzled and whole.size else whole.reshape(layout.scales_shape)
+        if gate.global_scale is not None:  # else a later call with out=gate would change the result
+            fields["global_scale"] = gate.global_scale.copy()
         return QuantizedArray(_in_turn_on_device(*codes), whole, **fields)
     if not isinstance(gate, Packed) and not isinstance(up, Packed):
         gate, up = as_arrays("interleave_rows", gate=gate, up=up)
@@ -537,8 +540,7 @@ def _loaded(x: Operand, call: Call, place: Place) -> _Floats | _Blocks:
 
 def quantized(x: DeviceArray, format: str, rule: str, global_scale, place: Place) -> QuantizedArray:
     """Quantize an array along its last axis. Without a global scale it is computed as in `quantize_operand`."""
-    if not x.is_contiguous:
-        x = copied_to(x, format_of(x.dtype), place)
+    x = aligned(x, place.stream)
     level = {}
     if format == "nvfp4":
         if global_scale is None and x.size:
@@ -739,9 +741,8 @@ def _run_grouped(call: GroupedCall, stream):
     if product.residual is not None:
         residual = _with_whole_rows(place.put(product.residual), place)
     if product.ending:
-        global_scale = product.ending.global_scale
-        each = global_scale is not None and global_scale.ndim > 0  # of the groups
-        level = without_gaps(global_scale, place) if each else product.ending.level(place, out, read)
+        of_groups, level = product.ending.is_of_groups, product.ending.global_scale
+        level = without_gaps(level, place) if of_groups else product.ending.level(place, out, read)
         codes, scales = product.ending.buffers(place, out)
         results = product.ending.arguments(codes, scales, level) | dict(level_count=1 if level is None else level.size)
     else:
@@ -766,7 +767,7 @@ def _run_grouped(call: GroupedCall, stream):
         return target.handed_back()
     if values is not None:
         _quantize(values, product, place, codes, scales, level)
-    if level is not None and level.size > 1:  # each group has its own global scale, which the caller keeps
+    if of_groups:  # the caller keeps the scales
         level = product.ending.filled(1.0, place, out, read)
     return product.ending.handed_back(place, codes, scales, level, out)
 

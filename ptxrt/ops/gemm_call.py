@@ -14,11 +14,11 @@ from ..errors import ArgumentError
 from ..formats import Format, bf16, format_of, to_convert
 from .attention_call import output_format
 from .gemm_kernels import ACTIVATIONS
-from .operands import operand_rule, whole_numbers
+from .operands import is_number, operand_rule, whole_numbers
 from .outputs import Ending, check_out, checked_ending
 from .produce import checked_number, float_array
 from .quantize import given_global_scale, rule_number
-from .quantized import Packed, QuantizedArray
+from .quantized import Packed, QuantizedArray, unquantized
 
 # Up to this many rows K is split, in a way that depends only on K and the formats.
 FEW_ROWS = 64
@@ -216,7 +216,7 @@ def _rows_of_b(b, transpose_b, b_format):
         raise ArgumentError(f"matmul: transpose_b is {transpose_b!r}; pass True for b [N, K] or False for b [K, N]")
     if transpose_b or isinstance(b, _Shape):
         return b
-    if isinstance(b, QuantizedArray) or b_format in BLOCK_FORMATS:
+    if isinstance(b, QuantizedArray) or (isinstance(b_format, str) and b_format in BLOCK_FORMATS):
         received = b_format or f"a QuantizedArray of {b.format}"
         raise ArgumentError(
             f"matmul: transpose_b=False takes b of 16 bits, b is {received}; pass b [N, K], blocks along K"
@@ -324,9 +324,7 @@ def checked_bias(bias, shape: tuple[int, ...], gated: bool):
 
 def _added(name: str, x):
     """Return an array of floats that is added to C; float64 of the host is rounded to float32."""
-    if isinstance(x, Packed):
-        raise ArgumentError(f"matmul: {name} is {x!r}; pass floats (ptxrt.dequantize gives them)")
-    (x,) = as_arrays("matmul", **{name: x})
+    (x,) = unquantized("matmul", **{name: x})
     if isinstance(x, np.ndarray) and x.dtype == np.float64:
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
@@ -379,7 +377,7 @@ def check_output(call: Call, **others) -> None:
 def _is_finite(value) -> bool:
     """Return whether a value is a number that is finite in float32."""
     try:
-        if isinstance(value, (bool, np.ndarray, str)) or not math.isfinite(value):
+        if not is_number(value) or not math.isfinite(value):
             return False
         with np.errstate(over="ignore"):
             return bool(np.isfinite(np.float32(value)))
@@ -464,13 +462,14 @@ def _grouped_call(
             raise ArgumentError(f"matmul_grouped: alpha is {alpha!r}; {words}")
         alpha = 1.0
     levels = None
-    into_nvfp4 = out_format == "nvfp4" or getattr(options.get("out"), "format", None) == "nvfp4"
-    if out_global_scale is not None and into_nvfp4:
+    out = options.get("out")
+    format = out.format if isinstance(out, QuantizedArray) else out_format
+    if out_global_scale is not None and isinstance(format, str) and format == "nvfp4":
         array = _number_for_each("out_global_scale", out_global_scale, groups)
         if isinstance(array, np.ndarray) and array.dtype.kind == "f":
             with np.errstate(over="ignore", under="ignore"):
                 array = array.astype(np.float32)
-        if array.shape and array.size != 1:
+        if tuple(array.shape) == (groups,) or array.size != 1:
             if tuple(array.shape) != (groups,) or array.dtype != np.float32:
                 raise ArgumentError(
                     f"matmul_grouped: out_global_scale is {array.dtype} {list(array.shape)}; pass one number, or "

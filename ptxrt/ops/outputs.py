@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..array import Box, DeviceArray, check_forward
+from ..array import DeviceArray
 from ..errors import ArgumentError
-from ..formats import FORMATS, Format, f32
+from ..formats import FORMATS, Format
 from .endings import ENDINGS
+from .levels import given_level, store_level, written_level
+from .memory import check_parts
 from .operands import operand_rule
 from .place import Place, copied_to
 from .quantize import given_global_scale, rule_number
@@ -32,22 +34,29 @@ class Ending:
         """The number of the format in kernels."""
         return ENDINGS.index(self.layout.format.name) + 1
 
-    def level(self, place: Place, out=None, read: Iterable[Any] = ()) -> DeviceArray | None:
-        """Return the global scale on the device, without waiting; None for formats without one.
+    @property
+    def is_given(self) -> bool:
+        """Whether the global scale is a scalar of the caller."""
+        return isinstance(self.global_scale, DeviceArray) and not self.is_of_groups
 
-        A number is written to the scale of `out`, unless that is not to be written to or shares memory with an array of
-        `read`, such as the global scale of an input.
+    @property
+    def is_of_groups(self) -> bool:
+        """Whether each group of a product has a global scale."""
+        return self.global_scale is not None and self.global_scale.ndim > 0
+
+    def level(self, place: Place, out=None, read: Iterable[Any] = ()) -> DeviceArray | None:
+        """Return the global scale on the device, without waiting; None for formats without one. read: the arrays that
+        the call reads.
         """
-        if self.global_scale is None or isinstance(self.global_scale, DeviceArray):
-            return self.global_scale
+        if self.global_scale is None:
+            return None
+        if self.is_given:
+            return given_level(self.global_scale, place, out, read)
         return self.filled(float(self.global_scale), place, out, read)
 
     def filled(self, value: float, place: Place, out, read: Iterable[Any]) -> DeviceArray:
-        """Return one number on the device, in the global scale of `out` if it is free."""
-        own = out.global_scale if out is not None and out.on_device else None
-        free = own is not None and own.writeable and not any(overlap(own, x) for x in read)
-        target = own.reshape(1) if free else place.empty((1,), f32)
-        return fill_f32(x=target, value=value, stream=place.stream)
+        """Return one number on the device."""
+        return written_level(lambda x: fill_f32(x=x, value=value, stream=place.stream), place, out, read)
 
     def buffers(self, place: Place, out: QuantizedArray | None) -> tuple[DeviceArray, DeviceArray]:
         """Return codes and scales to write to: those of `out` if it is a device array, else new ones."""
@@ -67,12 +76,9 @@ class Ending:
 
     def handed_back(self, place: Place, codes, scales, level, out: QuantizedArray | None) -> QuantizedArray:
         """Return the QuantizedArray for the caller: `out` if it was given."""
-        level = None if level is None else level.reshape(())
         if out is not None and out.on_device:
-            # A device scalar is always stored, so that a recording stores that of its call.
-            given = isinstance(self.global_scale, DeviceArray) and not self.global_scale.ndim
-            if level is not None and (given or not same_memory(out.global_scale, level)):
-                out.global_scale = level
+            if level is not None:
+                store_level(out, level, self.is_given)
             return out
         layout = self.layout
         fields = dict(format=layout.format.name, shape=layout.shape, scale_layout=layout.scale_layout)
@@ -124,7 +130,7 @@ def checked_ending(
             raise ArgumentError(f"{function}: out is {out!r}, {prefix}format {format!r}; leave out {prefix}format")
         format, scale_layout = out.format, out.scale_layout
     if format is None:
-        if scale_layout != "linear":
+        if not isinstance(scale_layout, str) or scale_layout != "linear":
             known = isinstance(scale_layout, str) and scale_layout in SCALE_LAYOUTS
             advice = f"pass {prefix}format, or leave it out" if known else "leave it out"
             found = f"{prefix}scale_layout is {scale_layout!r}, but the result is not quantized"
@@ -152,13 +158,6 @@ def checked_ending(
     return Ending(layout, rule_number(function, block, rule, prefix), level)
 
 
-def parts_of(name: str, out) -> dict[str, Any]:
-    """Return the arrays of an output by name."""
-    if isinstance(out, QuantizedArray):
-        return {f"{name}.codes": out.codes, f"{name}.scales": out.scales}
-    return {name: out}
-
-
 def check_out(
     function: str, out, ending: Ending | None, shape, arrays: dict[str, Any], in_place: str | None = None
 ) -> None:
@@ -170,56 +169,4 @@ def check_out(
         raise ArgumentError(f"{function}: out is {out!r}; the result is {expected}")
     if not ending and tuple(out.shape) != tuple(shape):
         raise ArgumentError(f"{function}: out has shape {list(out.shape)}; pass an array of shape {list(shape)}")
-    parts = parts_of("out", out)
-    check_memory(function, parts, arrays, in_place)
-    if len(parts) > 1 and overlap(*parts.values()):
-        raise ArgumentError(f"{function}: {' overlaps '.join(parts)}; pass memory of its own for each")
-
-
-def check_memory(function: str, parts: dict[str, Any], arrays: dict[str, Any], in_place: str | None = None) -> None:
-    """Raise ArgumentError if results cannot be written to `parts` while `arrays` are read, both by name.
-
-    in_place: the name of the array that a part may coincide with exactly.
-    """
-    for name, part in parts.items():
-        for other, x in arrays.items():
-            if isinstance(part, np.ndarray) and isinstance(x, DeviceArray):
-                raise ArgumentError(
-                    f"{function}: {name} is a NumPy array, {other} is on the device; pass both on one side"
-                )
-            same = other == in_place and same_memory(part, x)
-            if not same and overlap(part, x):
-                but = f" ({in_place} may be exactly out)" if other == in_place else ""
-                raise ArgumentError(f"{function}: {name} overlaps {other}; pass memory of its own{but}")
-        if not (part.flags.writeable if isinstance(part, np.ndarray) else part.writeable):
-            raise ArgumentError(f"{function}: {name} is read-only; pass an array that can be written")
-        if any(size > 1 and not stride for size, stride in zip(part.shape, part.strides)) and 0 not in part.shape:
-            found = f"{name} {list(part.shape)} has strides of {list(part.strides)} bytes"
-            raise ArgumentError(f"{function}: {found}; pass an array whose elements have memory of their own")
-    check_forward(function, **parts)
-
-
-# How far `overlap` searches for a common byte of two views of the host before it says that there is one.
-_SEARCHED = 10_000
-
-
-def overlap(x, y) -> bool:
-    """Return whether two arrays, of the host or of a device, share memory. False is certain, True may be wrong for
-    views with gaps."""
-    if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
-        try:
-            return np.shares_memory(x, y, max_work=_SEARCHED)
-        except (RuntimeError, OverflowError):  # too hard to tell
-            return True
-    if not isinstance(x, DeviceArray) or not isinstance(y, DeviceArray) or x.backend is not y.backend:
-        return False
-    return bool(x.size and y.size) and Box.of(x).overlaps(Box.of(y), y.address - x.address)
-
-
-def same_memory(x, y) -> bool:
-    """Return whether two arrays have the same address, shape, strides and dtype."""
-    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
-        where = [z.__array_interface__["data"] if isinstance(z, np.ndarray) else None for z in (x, y)]
-    else:
-        where = [z.address for z in (x, y)]
-    return where[0] == where[1] and x.shape == y.shape and x.strides == y.strides and x.dtype == y.dtype
+    check_parts(function, out, arrays, in_place)

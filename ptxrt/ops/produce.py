@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from ..array import DeviceArray, as_arrays, as_output
+from ..array import DeviceArray, as_output, check_forward
 from ..errors import ArgumentError
 from ..formats import Format, f32, format_of, to_convert
 from ..prepared import remembered
 from .attention_call import output_format
 from .gemm_kernels import ACTIVATIONS
-from .outputs import Ending, Target, check_memory, check_out, checked_ending, parts_of
+from .memory import check_memory, parts_of
+from .operands import is_number
+from .outputs import Ending, Target, check_out, checked_ending
 from .place import Place, as_rows, copied_to
 from .produce_kernels import activate_rows, gate_rows, norm_blocks, norm_rows, room_for, share_blocks, written_rows
-from .quantized import Packed, QuantizedArray
+from .quantized import QuantizedArray, unquantized
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -144,7 +146,7 @@ def rmsnorm(
     call does not wait. Kernel: `norm_rows`.
 
     Args:
-        x: float32, float16 or bfloat16 on any strides.
+        x: float32, float16 or bfloat16 on any strides (on a device none below 0).
         weight: Floats [n]; None is 1, without an offset.
         eps: A number from 0 on.
         residual: An array of x's shape and type. v is then x + residual, and the result is (y, v in x's type); without
@@ -157,8 +159,9 @@ def rmsnorm(
         out_dtype: float32, float16 or bfloat16; None is x's.
         scale_rule: As in `quantize`, but None is "rceil" for mxfp8 and "even" for mxfp4.
         scale_layout: "linear" or "128x4".
-        global_scale: Required for nvfp4: a positive number (1 for a single level of scales) or a float32 device scalar.
-        out: An array or QuantizedArray to write y to. It must not share memory with an argument.
+        global_scale: Required for nvfp4: a positive number (1 for a single level of scales) or a float32 device scalar,
+            as in `quantize`.
+        out: An array or QuantizedArray to write y to, as in `quantize`. It must not share memory with an argument.
         residual_out: An array of x's type to write v to. It must not share memory with an argument.
         stream: A stream of the device; None is the library's own.
 
@@ -296,7 +299,7 @@ def layernorm(
     `norm_rows`.
 
     Args:
-        x: float32, float16 or bfloat16 on any strides.
+        x: float32, float16 or bfloat16 on any strides (on a device none below 0).
         weight: Floats [n]; None is 1.
         bias: Floats [n]; None is 0.
 
@@ -354,7 +357,8 @@ def swiglu(
     if g is -infinity (-infinity times 0). Arguments that are not listed are those of `rmsnorm`. Kernel: `gate_rows`.
 
     Args:
-        x: float32, float16 or bfloat16 on any strides: g is the first half of each row, u the second.
+        x: float32, float16 or bfloat16 on any strides (on a device none below 0): g is the first half of each row, u
+            the second.
         interleaved: Whether column i is computed from columns 2 i (g) and 2 i + 1 (u) instead.
         limit: A number from 0 on: g is at most `limit`, and u within [-limit, limit]. None is no limit. (gpt-oss:
             interleaved, limit 7, alpha 1.702, offset 1.)
@@ -415,7 +419,7 @@ def gelu(
     -infinity (-infinity times 0). Arguments that are not listed are those of `rmsnorm`. Kernel: `activate_rows`.
 
     Args:
-        x: float32, float16 or bfloat16 on any strides.
+        x: float32, float16 or bfloat16 on any strides (on a device none below 0).
         approximate: None or "none" for erf, "tanh" for the approximation.
 
     Raises:
@@ -444,7 +448,7 @@ def _norm(name, x, weight, bias, eps, residual, offset, rounding, centered, requ
     if weight is None and options["offset"]:
         raise ArgumentError(f"{name}: offset is {offset!r}, which is added to a weight; pass one, or leave out offset")
     if residual is not None:
-        (residual,) = as_arrays(name, residual=residual)
+        (residual,) = unquantized(name, residual=residual)
         if tuple(residual.shape) != tuple(x.shape) or residual.dtype != x.dtype:
             received = f"residual is {residual.dtype} {list(residual.shape)}"
             raise ArgumentError(f"{name}: {received}; pass {x.dtype} {list(x.shape)}, as x has")
@@ -537,6 +541,7 @@ def produced_call(name: str, arrays: dict[str, Any], shape: tuple[int, ...], req
     read = {key: array for key, array in arrays.items() if array is not None}
     if ending and ending.global_scale is not None:
         read["global_scale"] = ending.global_scale
+    check_forward(name, **read)
     call = _Call(name, read, shape, output, ending, caller_out)
     check_out(name, caller_out, ending, shape, read)
     return call
@@ -544,9 +549,7 @@ def produced_call(name: str, arrays: dict[str, Any], shape: tuple[int, ...], req
 
 def taken(name: str, key: str, x):
     """Return the argument `key` as an array of floats with at least one axis."""
-    if isinstance(x, Packed):
-        raise ArgumentError(f"{name}: {key} is {x!r}; pass float32, float16 or bfloat16 (ptxrt.dequantize gives them)")
-    (x,) = as_arrays(name, **{key: x})
+    (x,) = unquantized(name, **{key: x})
     if format_of(x.dtype) is None:
         raise ArgumentError(f"{name}: {key} is {x.dtype} {list(x.shape)}; {to_convert(key, False)}")
     if not x.shape:
@@ -563,9 +566,7 @@ def rows_of(x, place: Place, lead: tuple[int, ...] | None = None) -> DeviceArray
 
 def float_array(name: str, key: str, value, shape: tuple[int, ...]):
     """Return floats of a shape; NumPy float64 is rounded to float32."""
-    if isinstance(value, Packed):
-        raise ArgumentError(f"{name}: {key} is {value!r}; pass floats (ptxrt.dequantize gives them)")
-    (value,) = as_arrays(name, **{key: value})
+    (value,) = unquantized(name, **{key: value})
     if isinstance(value, np.ndarray) and value.dtype == np.float64:
         with np.errstate(over="ignore"):
             value = value.astype(np.float32)
@@ -585,7 +586,7 @@ def as_vector(value, place: Place, member: Format) -> DeviceArray:
 def checked_number(name: str, key: str, value, least: float | None = None) -> float:
     """Return a number that is finite in float32; ArgumentError for others."""
     try:
-        number = None if isinstance(value, (bool, str, np.ndarray)) else float(value)
+        number = float(value) if is_number(value) else None
     except (TypeError, ValueError, OverflowError):
         number = None
     with np.errstate(over="ignore"):

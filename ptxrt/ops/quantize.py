@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 
-from ..array import DeviceArray, as_arrays, as_output, empty, to_device
+from ..array import DeviceArray, as_arrays, as_output, to_device
 from ..blocks import BlockFormat, swizzled_bytes
 from ..errors import ArgumentError
 from ..formats import format_of, to_convert, u8, ue4m3, ue8m0
 from ..prepared import remembered
+from .levels import given_level, store_level, written_level
+from .memory import check_aligned, check_memory, check_parts
+from .place import Place, aligned
 from .quantized import (
     Layout,
     Packed,
@@ -57,16 +60,20 @@ def quantize(
     NumPy codes and scales. Device arrays stay on the device; the call does not wait.
 
     Args:
-        x: float32, float16 or bfloat16.
+        x: float32, float16 or bfloat16 on any strides. On a device, an array that is not in row-major order or begins
+            at no multiple of 16 bytes is copied first.
         format: "mxfp4", "mxfp8" (e4m3), "mxfp8_e5m2", "mxfp6_e3m2" or "mxfp6_e2m3" in blocks of 32, "nvfp4" in blocks
             of 16.
         axis: The axis that is cut into blocks. Its length is a multiple of the block, unless `pad` is set.
         scale_rule: "floor" (default), "ceil", "rceil" or "even"; for nvfp4 "amax" (default) or "four_over_six".
         scale_layout: "linear", or "128x4" for the tiles that cuBLAS and CUTLASS take.
-        global_scale: For nvfp4: a positive number or a float32 device scalar, which the result refers to. None computes
-            it from the largest finite magnitude; 1 leaves only the block scales.
+        global_scale: For nvfp4: a positive number or a float32 device scalar, which the result refers to and no call
+            writes. None computes it from the largest finite magnitude; 1 leaves only the block scales.
         pad: Whether the axis is padded with zeros to whole blocks.
-        out: A QuantizedArray of the same format, shape, axis and layout to write to.
+        out: A QuantizedArray of the same format, shape, axis and layout to write to. On a device its codes and scales
+            are in row-major order and begin at multiples of 16 bytes. Its global scale is written, too: in the scalar
+            that it was made with, or in one of its own if it refers to that of an earlier call. A device scalar as
+            global_scale replaces it; a prepared call copies its value instead, unless `out` refers to a scalar already.
         stream: A stream of the device; None is the library's own.
 
     Returns:
@@ -82,14 +89,13 @@ def quantize(
     on_host = isinstance(x, np.ndarray)
     checked_level = given_global_scale("quantize", block, global_scale, on_host)
     if out is not None:
-        _check_quantized_out(out, layout, on_host)
+        _check_quantized_out(out, layout, x, on_host)
     target = None if on_host else out
 
-    source = to_device(x, stream=stream) if on_host else x
+    source = to_device(x, stream=stream) if on_host else aligned(x, stream)
     arrays = [fitted(source, layout, layout.length, layout.padded, stream)]
     if block.two_level:
-        buffer = target.global_scale if target else None
-        level = _device_global_scale(source, checked_level, buffer, stream)
+        level = _device_global_scale(source, checked_level, target, stream)
         arrays.append(level.reshape(1))
     matrix, options = layout.matrix(layout.padded), {}
     kernel, axes = (QUANTIZE, "rows cols") if len(matrix) == 2 else (QUANTIZE_COLUMNS, "outer rows cols")
@@ -103,7 +109,7 @@ def quantize(
     codes, scales = kernel[format](*arrays, **options, rule=rule, stream=stream)
     if target:
         if block.two_level:
-            target.global_scale = level.reshape(())
+            store_level(target, level, isinstance(checked_level, DeviceArray))
         return target
     result = QuantizedArray(
         codes.reshape(layout.codes_shape),
@@ -136,7 +142,8 @@ def dequantize(q, dtype=np.float32, *, out=None, stream=None):
     Args:
         q: A QuantizedArray or an Operand.
         dtype: float32, float16 or bfloat16.
-        out: An array of q's shape to write to; its dtype replaces `dtype`.
+        out: An array of q's shape to write to, which shares no memory with q; its dtype replaces `dtype`. On a device
+            the values of a QuantizedArray need one in row-major order from a multiple of 16 bytes on.
         stream: A stream of the device; None is the library's own.
 
     Raises:
@@ -147,9 +154,12 @@ def dequantize(q, dtype=np.float32, *, out=None, stream=None):
     on_host = not q.on_device
     if out is not None:
         out = as_output("dequantize", "out", out)
-        _check_out("dequantize", "out", out, on_host, "q")
+        _check_side("dequantize", "out", out, on_host, "q")
         if tuple(out.shape) != q.shape:
             raise ArgumentError(f"dequantize: out has shape {list(out.shape)}; q has shape {list(q.shape)}")
+        check_memory("dequantize", dict(out=out), {f"q.{name}": array for name, array in q.arrays.items()})
+        if isinstance(q, QuantizedArray):
+            check_aligned("dequantize", out=out)
         dtype = out.dtype
     try:
         member = format_of(dtype)
@@ -303,23 +313,18 @@ def given_global_scale(function: str, block: BlockFormat, value, on_host: bool, 
     return level
 
 
-def _device_global_scale(source: DeviceArray, level, buffer, stream) -> DeviceArray:
+def _device_global_scale(source: DeviceArray, level, out: QuantizedArray | None, stream) -> DeviceArray:
     """Return the global scale on the device, without waiting: the given one, or one from the array's largest finite
     magnitude."""
-    buffers = {} if buffer is None else {"global_scale": buffer.reshape(1)}
+    place = Place([source], stream)
     if isinstance(level, DeviceArray):
-        return level
+        return given_level(level, place, out, [source])
     if level is None and source.size:
         parts = min(-(-source.size // AMAX_RUN), _AMAX_PARTS)
         partial = amax(source.reshape(source.size), blocks=parts, stream=stream)
-        return nvfp4_global_scale(partial, **buffers, stream=stream)
+        return written_level(lambda x: nvfp4_global_scale(partial, global_scale=x, stream=stream), place, out, [source])
     value = 1.0 if level is None else float(level)
-    return fill_f32(
-        x=buffers.get("global_scale", empty((1,), np.float32, device=source.device)),
-        value=value,
-        count=1,
-        stream=stream,
-    )
+    return written_level(lambda x: fill_f32(x=x, value=value, stream=stream), place, out, [source])
 
 
 def _scale_matrix(function: str, shape: tuple[int, ...], axis) -> tuple[int, int, int]:
@@ -335,24 +340,21 @@ def _scale_bytes(function: str, name: str, array, stream) -> DeviceArray:
     return to_device(array.view(np.uint8) if isinstance(array, np.ndarray) else array, stream=stream).view(np.uint8)
 
 
-def _check_quantized_out(out, layout: Layout, on_host: bool) -> None:
+def _check_quantized_out(out, layout: Layout, x, on_host: bool) -> None:
     if not isinstance(out, QuantizedArray) or out.layout != layout:
         axis = f", axis {layout.axis}" if layout.axis != -1 else ""
         scales = f", scale layout {layout.scale_layout}" if layout.scale_layout != "linear" else ""
         expected = f"{layout.format.name} and shape {list(layout.shape)}{axis}{scales}"
         raise ArgumentError(f"quantize: out is {out!r}; pass a QuantizedArray of {expected}, or None")
-    for name in ("codes", "scales"):
-        _check_out("quantize", f"out.{name}", getattr(out, name), on_host, "x")
+    _check_side("quantize", "out.codes", out.codes, on_host, "x")
+    check_parts("quantize", out, dict(x=x))
 
 
-def _check_out(function: str, name: str, array, on_host: bool, other: str) -> None:
-    """Check that results can be written to `array`: it is writable and on the same side (host or device) as
-    the input."""
+def _check_side(function: str, name: str, array, on_host: bool, other: str) -> None:
+    """Raise ArgumentError unless an array to write to is on the side of the input, the host or the device."""
     if isinstance(array, np.ndarray) != on_host:
         other_side, here = ("on the device", "a NumPy array") if on_host else ("a NumPy array", "on the device")
         raise ArgumentError(f"{function}: {name} is {other_side}, {other} is {here}; pass both on one side")
-    if on_host and not array.flags.writeable:
-        raise ArgumentError(f"{function}: {name} is read-only; pass an array that can be written")
 
 
 def _copy_to(out: QuantizedArray, result: QuantizedArray) -> QuantizedArray:

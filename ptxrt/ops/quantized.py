@@ -343,6 +343,14 @@ def stored_as(*required: str, optional: tuple[str, ...]):
     return enter
 
 
+def unquantized(function: str, **arguments) -> tuple[Any, ...]:
+    """Return arrays as `as_arrays` does; ArgumentError for quantized ones, which NumPy would decode."""
+    for name, x in arguments.items():
+        if isinstance(x, Packed):
+            raise ArgumentError(f"{function}: {name} is {x!r}; pass floats (ptxrt.dequantize gives them)")
+    return as_arrays(function, **arguments)
+
+
 @stored_as("codes", "scales", "format", "shape", optional=("global_scale",))  # files of version 0.1.0
 @stored_as("codes", "scales", "format", "shape", "axis", "scale_layout", optional=("global_scale",))
 class QuantizedArray(Packed):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ..array import as_arrays
+from ..array import check_size
 from ..errors import ArgumentError
 from ..formats import f32
 from ..prepared import remembered
@@ -16,6 +16,7 @@ from .operands import whole_numbers
 from .place import Place
 from .produce import as_vector, checked_flag, checked_rounding, produced_call, rows_of, taken
 from .produce_kernels import norm_blocks
+from .quantized import unquantized
 from .rotation_kernels import rope_rows
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def rope_table(dim: int, length: int, base: Number = 10000.0, *, yarn: Mapping[s
     dim, length = _whole("dim", dim, 2), _whole("length", length, 0)
     if dim % 2:
         raise ArgumentError(f"rope_table: dim is {dim}; pairs of values are rotated: pass an even one")
+    check_size("rope_table", (length, dim), f32.dtype)
     base = _positive("base", base)
     if base <= 1:
         raise ArgumentError(f"rope_table: base is {base!r}; pass a number above 1")
@@ -139,8 +141,8 @@ def rope(
     results. Arguments that are not listed are those of `rmsnorm`. Kernel: `rope_rows`.
 
     Args:
-        x: float32, float16 or bfloat16 on any strides, such as [tokens, heads, n] with a position for each token, or
-            [batch, length, heads, n] with positions [batch, length].
+        x: float32, float16 or bfloat16 on any strides (on a device none below 0), such as [tokens, heads, n] with a
+            position for each token, or [batch, length, heads, n] with positions [batch, length].
         table: float32 [length, r] of `rope_table`, r even. Columns first to first + r - 1 are rotated, the others
             copied.
         positions: Whole numbers, int32 on a device. On the host a position outside the table is an ArgumentError. A
@@ -176,7 +178,7 @@ def rope(
 def checked_rotation(name: str, table, style, first, cols: int) -> tuple[Any, dict[str, int]]:
     """Return a table of rotations and the options of its kernels; ArgumentError if rows of `cols` values do not allow
     them."""
-    (table,) = as_arrays(name, table=table)
+    (table,) = unquantized(name, table=table)
     if len(table.shape) != 2 or table.dtype != np.float32 or not table.shape[1] or table.shape[1] % 2:
         received = f"table is {table.dtype} {list(table.shape)}"
         raise ArgumentError(f"{name}: {received}; pass float32 [length, r] of ptxrt.rope_table, r even")
@@ -233,7 +235,11 @@ def _whole(name: str, value, least: int) -> int:
 
 
 def _positive(name: str, value) -> float:
-    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:
-        raise ArgumentError(f"rope_table: {name} is {value!r}; pass a positive number")
-    return float(value)
+    known = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    try:
+        number = float(value) if known else math.nan
+    except OverflowError:
+        number = math.inf
+    if not 0 < number < math.inf:
+        raise ArgumentError(f"rope_table: {name} is {value!r}; pass a positive number that float64 holds")
+    return number

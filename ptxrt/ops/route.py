@@ -12,7 +12,7 @@ from ..formats import bf16, f16, f32, format_of, i32
 from ..kernel import kernel
 from ..prepared import remembered
 from .place import Place, has_whole_rows, without_gaps
-from .quantized import Packed
+from .quantized import unquantized
 from .scales import fill_f32
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def sort_tokens(
 )
 def add_experts(
     x: In[f32 | f16 | bf16, "rows cols", loose],
-    places: In[i32, "tokens chosen", unaligned],
+    places: In[i32, "tokens chosen", unaligned, "rows"],
     weights: In[f32, "tokens chosen", unaligned],
     y: Out[f32 | f16 | bf16, "tokens cols"],
 ):
@@ -116,6 +116,7 @@ def route(expert_ids: "WholeNumbers", experts: SupportsIndex, *, stream: "Stream
     whole = isinstance(experts, (int, np.integer)) and not isinstance(experts, bool) and 0 < experts < 2**31 - 1
     if not whole:
         raise ArgumentError(f"route: experts is {experts!r}; pass a whole number of at least 1")
+    experts = int(experts)
     kind = ids.dtype == np.int32 if isinstance(ids, DeviceArray) else ids.dtype.kind in "iu"
     if len(ids.shape) != 2 or not kind:
         raise ArgumentError(
@@ -138,7 +139,7 @@ def route(expert_ids: "WholeNumbers", experts: SupportsIndex, *, stream: "Stream
         order, starts, places = (place.empty(shape, i32) for shape in shapes)
         fill_f32(x=starts.view(np.float32), value=0.0, stream=stream)
         return Routing(order, starts, places)
-    sorted_ids = sort_tokens(without_gaps(ids, place), blocks=int(experts) + 1, stream=stream)
+    sorted_ids = sort_tokens(without_gaps(ids, place), blocks=experts + 1, stream=stream)
     return Routing(*(place.back(x) for x in sorted_ids))
 
 
@@ -167,20 +168,22 @@ def combine(y: "Array", routing: Routing, weights: "Array", *, stream: "StreamLi
     """
     if not isinstance(routing, Routing):
         raise ArgumentError(f"combine: routing is a {type(routing).__name__}; pass what route gives")
-    if isinstance(y, Packed):
-        raise ArgumentError(f"combine: y is {y!r}; pass floats (ptxrt.dequantize gives them)")
-    y, weights, places = as_arrays("combine", y=y, weights=weights, places=routing.places)
+    y, weights = unquantized("combine", y=y, weights=weights)
+    order, starts, places = _checked_routing(routing)
     if len(y.shape) != 2 or format_of(y.dtype) is None:
         raise ArgumentError(f"combine: y is {y.dtype} {list(y.shape)}; pass float32, float16 or bfloat16 [rows, N]")
     if tuple(weights.shape) != tuple(places.shape) or not f32.holds(weights.dtype):
         raise ArgumentError(
             f"combine: weights are {weights.dtype} {list(weights.shape)}; pass float32 {list(places.shape)}"
         )
-    rows = routing.order.shape[0]
-    least = int(routing.starts[-1]) if isinstance(routing.starts, np.ndarray) else rows
+    rows = order.shape[0]
+    least = int(starts[-1]) if isinstance(starts, np.ndarray) else rows
     if not least <= y.shape[0] <= rows:
         without = f", or {least} without padding" if least < rows else ""
         raise ArgumentError(f"combine: y has {y.shape[0]} rows, the routing {rows}; pass one row for each{without}")
+    if isinstance(places, np.ndarray) and places.size and places.max() >= y.shape[0]:
+        received = f"routing.places go up to {places.max()}"
+        raise ArgumentError(f"combine: {received}; y has {y.shape[0]} rows, pass places below, or -1 for padding")
     check_forward("combine", y=y, weights=weights)
     place = Place([y, weights, places], stream)
     if not y.shape[0]:  # all ids are padding: the kernel reads no row, but takes no empty array
@@ -191,3 +194,14 @@ def combine(y: "Array", routing: Routing, weights: "Array", *, stream: "StreamLi
     y = y if has_whole_rows(y) else y.copy(stream=stream)
     weights, places = (without_gaps(x, place) for x in (weights, places))
     return place.back(add_experts(y, places, weights, stream=stream))
+
+
+def _checked_routing(routing: Routing) -> tuple[Any, Any, Any]:
+    """Return the arrays of a routing; ArgumentError unless each has the type and the axes of those of `route`."""
+    arrays = as_arrays("combine", **{f"routing.{name}": x for name, x in routing._asdict().items()})
+    for (name, axes), x in zip(dict(order="[T k]", starts="[experts + 1]", places="[T, k]").items(), arrays):
+        known = len(x.shape) == (2 if name == "places" else 1) and x.dtype == np.int32
+        if not known or (name == "starts" and not x.shape[0]):
+            received = f"routing.{name} is {x.dtype} {list(x.shape)}"
+            raise ArgumentError(f"combine: {received}; pass int32 {axes}, as route gives")
+    return arrays

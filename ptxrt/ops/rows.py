@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ..array import DeviceArray, as_output
+from ..array import DeviceArray, as_output, check_forward
 from ..errors import ArgumentError
 from ..formats import f32, i32
 from ..prepared import remembered
 from . import rows_kernels as kernels
+from .memory import check_memory
 from .operands import shown, whole_numbers
-from .outputs import check_memory
 from .place import Place
 from .produce import checked_flag, produced_call, rows_of, taken
 from .produce_kernels import share_blocks
@@ -72,7 +72,7 @@ def take_rows(
     are exact copies. Kernel: `take_rows`.
 
     Args:
-        table: float32, float16 or bfloat16 on any strides.
+        table: float32, float16 or bfloat16 on any strides (on a device none below 0).
         ids: Whole numbers, int32 on a device. On the host an id outside the table is an ArgumentError. A device array
             is not checked; such an id gives a row of zeros.
 
@@ -144,7 +144,7 @@ def mean_rows(
     formula gives. Empty arrays give empty results. Kernel: `mean_rows`.
 
     Args:
-        x: float32, float16 or bfloat16 on any strides, sequences one after the other.
+        x: float32, float16 or bfloat16 on any strides (on a device none below 0), sequences one after the other.
         cu_seqlens: N + 1 whole numbers that rise from 0 to T. On a device they are int32 and are not checked: rows
             outside of x do not count.
         normalize: Whether means are divided by their Euclidean length. A mean of length 0 gives zeros.
@@ -194,7 +194,8 @@ def argmax_rows(x: Array, *, out: Array | None = None, stream: StreamLike = None
     Kernel: `argmax_rows`.
 
     Args:
-        x: float32, float16 or bfloat16 on any strides. n is at least 1, unless there are no rows.
+        x: float32, float16 or bfloat16 on any strides (on a device none below 0). n is at least 1, unless there are no
+            rows.
         out: int32 in row-major order to write to, which shares no memory with x.
         stream: A stream of the device; None is the library's own.
 
@@ -206,6 +207,7 @@ def argmax_rows(x: Array, *, out: Array | None = None, stream: StreamLike = None
     shape = tuple(x.shape[:-1])
     if not x.shape[-1] and 0 not in shape:
         raise ArgumentError(f"{name}: x has shape {list(x.shape)}; rows without values have no largest one")
+    check_forward(name, x=x)
     caller_out = None if out is None else as_output(name, "out", out)
     if caller_out is not None:
         whole = not isinstance(caller_out, DeviceArray) or caller_out.is_contiguous
