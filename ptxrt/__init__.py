@@ -160,16 +160,17 @@ def kernels() -> "dict[str, Kernel]":
 def synchronize(stream: "StreamLike" = None) -> None:
     """Wait until everything in a stream is done on its machine.
 
-    None is the stream of `with stream:`, else the library's own.
+    None is the stream of `with stream:`, else the library's own. ArgumentError while `graph` or `prepare` records.
     """
-    backend = getattr(stream, "backend", None) or _selection().current()
+    _module("backend").refuse_recording("synchronize waits for the device")
+    backend = getattr(stream, "backend", None) or _module("selection").current()
     backend.synchronize(stream)
 
 
 @cache
-def _selection() -> Any:
-    """Return the module; an import in each call would take longer than the driver's part of a wait."""
-    return import_module(f"{__name__}.selection")
+def _module(name: str) -> Any:
+    """Return a module of the package; an import in each call would take longer than the driver's part of a wait."""
+    return import_module(f"{__name__}.{name}")
 
 
 if not TYPE_CHECKING:  # hidden from type checkers, so that they report unknown names

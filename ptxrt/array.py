@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, Union
 import ml_dtypes
 import numpy as np
 
-from .backend import Backend, Queue, Remembered, scope
+from .backend import Backend, Queue, Remembered, refuse_recording, scope
 from .binder import ALIGNMENT, row_major_strides
 from .errors import ArgumentError, OutOfMemory
 from .formats import dtype_of, in_native_order
@@ -586,16 +586,14 @@ def _reshaped_strides(shape, strides, sizes) -> tuple[int, ...] | None:
     return (*found, *(0 for _ in new))
 
 
-def refuse_recording(what: str) -> None:
-    """Raise ArgumentError while `ptxrt.graph` or `ptxrt.prepare` records, because the action would not be recorded."""
-    recorder = scope().recorder
-    if recorder is not None:
-        raise ArgumentError(f"{recorder.name} records launches on device arrays; {what}. Do it before, or after.")
-
-
 def is_prepared() -> bool:
     """Return whether `ptxrt.prepare` records the present call. Memory that it allocates then belongs to the record."""
     return getattr(scope().recorder, "keep", False)
+
+
+def is_numeric(dtype: np.dtype) -> bool:
+    """Return whether a dtype is one of numbers: of NumPy, or of another package, whose kind is V."""
+    return dtype.kind in "biufcV" and dtype.type is not np.void
 
 
 def _checked_dtype(function: str, dtype) -> np.dtype:
@@ -604,7 +602,7 @@ def _checked_dtype(function: str, dtype) -> np.dtype:
         found = None if dtype is None else dtype_of(dtype)
     except (TypeError, ValueError):
         found = None
-    if found is None or found.hasobject or found.itemsize == 0:
+    if found is None or not is_numeric(found):
         raise ArgumentError(f"{function}: dtype is {dtype!r}; pass a dtype of numbers")
     return found
 
@@ -688,8 +686,8 @@ def new_memory(backend: Backend, nbytes: int, queue: Queue) -> Memory:
 
 def upload(backend: Backend, host: np.ndarray, stream=None) -> DeviceArray:
     """Copy `host` to a new device array in row-major order; `host` may change afterwards."""
-    if host.dtype.hasobject:
-        raise ArgumentError(f"an array of {host.dtype} holds Python objects; pass numbers")
+    if not is_numeric(host.dtype):
+        raise ArgumentError(f"an array of {host.dtype} holds no numbers; pass an array of numbers")
     refuse_recording("a NumPy array would be copied")
     host = np.asarray(host)
     if not host.flags.c_contiguous:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .errors import AbiError, remedy
+from .errors import AbiError, ArgumentError, remedy
 
 
 @dataclass(frozen=True)
@@ -393,6 +393,13 @@ _scope: ContextVar[Scope] = ContextVar("ptxrt_scope", default=Scope())
 def scope() -> Scope:
     """Return the scope of the present thread or task."""
     return _scope.get()
+
+
+def refuse_recording(what: str) -> None:
+    """Raise ArgumentError while `ptxrt.graph` or `ptxrt.prepare` records, because the action would not be recorded."""
+    recorder = scope().recorder
+    if recorder is not None:
+        raise ArgumentError(f"{recorder.name} records launches on device arrays; {what}. Do it before, or after.")
 
 
 def enter(**changes) -> Scope:

@@ -92,18 +92,31 @@ def assign(target: DeviceArray, value: Any) -> None:
 
 
 def _number(target: DeviceArray, value: Any) -> np.ndarray:
-    """Return a number in the array's dtype; ArgumentError if the dtype is not numeric or cannot hold the number."""
+    """Return a number in the array's dtype; ArgumentError if the dtype is not numeric, is of a lesser kind, or cannot
+    hold the number."""
     with np.errstate(over="ignore", invalid="ignore"):
         try:
-            return (
-                np.asarray(value).astype(target.dtype)
-                if isinstance(value, np.generic)
-                else np.asarray(value, target.dtype)
-            )
+            kinds = [_KINDS.index(_kind(dtype)) for dtype in (np.asarray(value).dtype, target.dtype)]
+            if kinds[0] > kinds[1] and not (kinds == [1, 0] and value in (0, 1)):
+                raise TypeError("it is of another kind")
+            exact = isinstance(value, np.generic) and value.dtype.kind in "iu"  # NumPy would drop bits of others
+            return np.asarray(int(value) if exact else value, target.dtype)
         except (TypeError, ValueError, OverflowError) as error:
             raise ArgumentError(
                 f"a[...] = {value!r}: {target.dtype} holds no such number ({error}); write one that it holds"
             ) from error
+
+
+# Kinds of numbers, each of which holds those before.
+_KINDS = "bifc"
+
+
+def _kind(dtype: np.dtype) -> str:
+    """Return the kind of numbers of a dtype, of _KINDS: floats that NumPy does not know are floats, too."""
+    kind = {"u": "i", "V": "f"}.get(dtype.kind, dtype.kind)
+    if kind not in _KINDS:
+        raise TypeError(f"{dtype} is no dtype of numbers")
+    return kind
 
 
 def _converted(target: DeviceArray, value: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from .backend import MemoryInfo, enter, leave
+from .backend import MemoryInfo, enter, leave, refuse_recording
 from .errors import ArgumentError
 from .selection import current, place
 
@@ -53,7 +53,8 @@ class Stream:
         return self.backend.reached(self.queue)
 
     def synchronize(self) -> None:
-        """Wait until everything in the stream is done."""
+        """Wait until everything in the stream is done. ArgumentError while `graph` or `prepare` records."""
+        refuse_recording("synchronize waits for the device")
         self.backend.synchronize(self.queue)
 
     def record(self) -> "Event":
@@ -116,7 +117,8 @@ class Event:
         return self.backend.reached(self._point("done"))
 
     def synchronize(self) -> None:
-        """Wait until the event is reached."""
+        """Wait until the event is reached. ArgumentError while `graph` or `prepare` records."""
+        refuse_recording("synchronize waits for the device")
         self.backend.reached(self._point("synchronize"), wait=True)
 
     def elapsed_time(self, stop: "Event") -> float:

@@ -134,6 +134,27 @@ def test_wrong_writes_say_what_to_do(emulator):
         (lambda: device.__setitem__(..., np.zeros((3, 4), complex)), "x is complex128, a float32; write x.astype"),
         (lambda: ptxrt.zeros(3, np.int32).__setitem__(..., 2.5 + 1j), "holds no such number|complex"),
         (lambda: ptxrt.zeros(3, np.uint8).__setitem__(..., 300), "holds no such number"),
+        *(
+            (lambda dtype=dtype, x=x: ptxrt.zeros(3, dtype).__setitem__(..., x), "holds no such number")
+            for dtype, x in [
+                (np.uint8, np.int64(-1)),
+                (np.uint8, np.int64(300)),
+                (np.int32, np.float64(1e20)),
+                (np.int64, np.uint64(2**63 + 5)),
+                (np.int8, 1.5),
+                (np.int8, np.float32(3)),
+                (bool, 0.5),
+                (bool, 2),
+                (np.float32, np.complex64(1)),
+                (np.float32, np.str_("3")),
+                (np.int32, np.datetime64(5, "s")),
+            ]
+        ),
+        *((lambda dtype=dtype: ptxrt.zeros(3, dtype), "pass a dtype of numbers") for dtype in ("U3", "V4", "M8[s]")),
+        *(
+            (lambda x=x: ptxrt.to_device(x), "holds no numbers")
+            for x in (np.array(["ab"]), np.zeros(3, "V4"), np.zeros(2, [("a", "f4")]))
+        ),
         (lambda: device.__setitem__(..., ptxrt.zeros((3, 4), np.float16)), r"a float32; write x.astype\('float32'\)"),
         (lambda: device.__setitem__(..., "text"), "a string"),
         (lambda: device.__setitem__(..., None), "x is None"),

@@ -236,6 +236,14 @@ X, TABLE = normal(6, 64), ptxrt.rope_table(64, 9)
         ("rope_table: float32 .100000.*, 64. takes more than", lambda: ptxrt.rope_table(64, 10**400)),
         ("base is 1000.*; pass a positive number that float64", lambda: ptxrt.rope_table(64, 10, base=10**400)),
         (
+            "factor of yarn is 0.5; the context grows by it",
+            lambda: ptxrt.rope_table(64, 10, yarn=dict(factor=0.5, length=9)),
+        ),
+        (
+            "beta_fast of yarn is 1.0, beta_slow 32.0; beta_fast is at least beta_slow",
+            lambda: ptxrt.rope_table(64, 10, yarn=dict(factor=2, length=9, beta_fast=1, beta_slow=32)),
+        ),
+        (
             "factor of yarn is 1000.*; pass a positive number",
             lambda: ptxrt.rope_table(64, 10, yarn=dict(factor=10**400, length=9)),
         ),

@@ -697,6 +697,10 @@ def test_graphs_refuse_what_cannot_be_gathered(either):
         late.launch()
     for call, words in [
         (lambda: x.to_numpy(), "ptxrt.graph records launches on device arrays; to_numpy waits"),
+        *(
+            (call, "ptxrt.graph records launches on device arrays; synchronize waits")
+            for call in (ptxrt.synchronize, ptxrt.Stream().synchronize, ptxrt.Stream().record().synchronize)
+        ),
         (lambda: transpose(numbers(2, 3)), "given none"),
         (lambda: ptxrt.to_device(numbers(2)), "copied"),
         (lambda: transpose(x, stream=ptxrt.Stream()), "names another stream"),

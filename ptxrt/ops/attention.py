@@ -137,8 +137,8 @@ def attention(
             float16, else "bf16". Arrays of another type are rounded, or quantized as `quantize_operand` does.
         pv: The format of P and V; None is qk's. Mixed pairs (qk, pv): "mxfp4" or "nvfp4" with "mxfp8"; "mxfp8", "mxfp4"
             or "nvfp4" with "bf16".
-        quantize: "in_kernel", with qk="mxfp4" and pv="bf16": the kernel quantizes Q and K as it loads them. None
-            quantizes arrays in separate launches.
+        quantize: "in_kernel", with qk="mxfp4" and pv="bf16": the kernel quantizes Q and K as it loads them, under the
+            rule "floor" of `quantize` and without smoothing. None quantizes arrays in separate launches.
         causal: Query i sees key j where j <= i + Sk - Sq.
         window: (left, right), each a whole number from 0 on, or None for no limit: query i sees key j where -left <= j
             - (i + Sk - Sq) <= right. With `causal`, right is 0.
@@ -150,7 +150,8 @@ def attention(
             values are not checked.
         cu_seqlens_q: Packed sequences, with B = 1: sequence i is rows cu[i] to cu[i + 1] of q. It has N + 1 whole
             numbers that rise from 0 to the length of q, and is checked as key_lengths is. Sq and Sk are then those of
-            the sequence; masks cover all rows and keys. Block formats quantize each sequence separately.
+            the sequence; masks cover all rows and keys. Block formats quantize each sequence separately. With numbers
+            on a device, sequences of up to 16 queries are rounded as many queries are ("few queries" in the numerics).
         cu_seqlens_k: The same for keys. Operands must have been quantized with this cu_seqlens.
         smooth_k: In block formats, whether the mean of the keys is subtracted before they are quantized. This does not
             change the softmax. softcap, sinks, lse and row_max apply to the original scores, whose part of the mean is

@@ -132,8 +132,8 @@ def attention_call(
     left, right = checked_window("attention", window, _flag("causal", causal))
     return_lse, normalize = _flag("return_lse", return_lse), _flag("normalize", normalize)
     if return_lse and not normalize:
-        words = "returns row_max and row_sum, of which lse is (row_max + log2 row_sum) ln 2; leave out return_lse"
-        raise ArgumentError(f"attention: normalize=False {words}")
+        words = "normalize=False returns row_max and row_sum in place of an lse; leave out return_lse"
+        raise ArgumentError(f"attention: {words}")
     callers_out = None if out is None else as_output("attention", "out", out)
     check_forward("attention", out=callers_out)
     member = output_format("attention", out_dtype, callers_out, _usual_output(way, q) if normalize else f32)

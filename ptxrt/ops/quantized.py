@@ -297,7 +297,8 @@ class Packed(ABC):
         Names, types and sizes are checked before any array is inflated. The names in a file tell its class. A quantized
         array without axis and scale_layout has blocks along the last axis and linear scales.
         """
-        with opened(path, "is no quantized array", "Write one with QuantizedArray.save.") as archive:
+        writer = "QuantizedArray" if cls is Packed else cls.__name__
+        with opened(path, "is no quantized array", f"Write one with {writer}.save.") as archive:
             if not isinstance(archive, Archive):
                 raise ValueError("it holds a single array")
             made = _class_of(archive)

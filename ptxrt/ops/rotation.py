@@ -218,6 +218,13 @@ def _yarn_options(yarn) -> dict[str, Any]:
     options: dict[str, Any] = {**_YARN, **yarn}
     for key in ("factor", "length", "beta_fast", "beta_slow"):
         options[key] = _positive(f"{key} of yarn", options[key])
+    if options["factor"] < 1:
+        raise ArgumentError(
+            f"rope_table: factor of yarn is {options['factor']!r}; the context grows by it: pass 1 or more"
+        )
+    if options["beta_fast"] < options["beta_slow"]:
+        received = f"beta_fast of yarn is {options['beta_fast']!r}, beta_slow {options['beta_slow']!r}"
+        raise ArgumentError(f"rope_table: {received}; beta_fast is at least beta_slow")
     if not isinstance(options["truncate"], (bool, np.bool_)):
         raise ArgumentError(f"rope_table: truncate of yarn is {options['truncate']!r}; pass True or False")
     asked = options["magnitude"]
