@@ -45,6 +45,8 @@ LARGEST = {"float32": 3.4028234e38, "float16": 65504.0, "bfloat16": 3.3895314e38
 # Lower scores are clamped to this: the end of float32 in units of log2.
 LOWEST = float(np.float32(-3.4028234663852886e38) * np.float32(np.log(2)))
 LN2 = float(np.log(2))
+# Rows whose largest score, without the mask, is beyond this may be zeros, infinite or NaN (docs/numerics.md, Edges).
+STEEPEST = 2.0**31 * LN2
 
 
 @dataclass
@@ -85,6 +87,7 @@ def attention(
             scores = softcap * np.tanh(scores / softcap)
             error = np.minimum(error + np.abs(scores) * 2.0**-20 + softcap * 2.0**-21, 2 * softcap)
         hidden = ~shown
+        most = np.where(shown, scores, -np.inf).max(axis=-1, initial=-np.inf)
         beyond = shown & ((sizes > 1e38) | (reach > 1e38))  # products that may overflow float32
         if mask is not None and mask.dtype == bool:
             hidden = hidden | ~mask
@@ -137,6 +140,7 @@ def attention(
         doubtful.any(axis=-1)
         | overflows.any(axis=-1)
         | (worst > 1.0)
+        | (np.isfinite(most) & (np.abs(most) > STEEPEST))
         | np.isposinf(sink)
         | (np.abs(np.where(np.isfinite(sink), sink, 0)) > 2.3e38)
     )
