@@ -188,19 +188,16 @@ class _Argument:
                     f"prepared: {self.label} is a {type(value).__name__}; "
                     f"pass a {type(self.value).__name__} as in the example"
                 )
-            mine, theirs = vars(self.value), vars(value)
-            other = [
-                name
-                for name in {**mine, **theirs}
-                if (name in self.attributes) != isinstance(theirs.get(name), DeviceArray)
-                or not (name in self.attributes or _equal(mine.get(name), theirs.get(name)))
-            ]
-            if other:
+            arrays = [getattr(value, name, None) for name in self.attributes]
+            mine = {n: v for n, v in vars(self.value).items() if n not in self.attributes}
+            theirs = {n: v for n, v in vars(value).items() if n not in self.attributes}
+            other = [name for name, array in zip(self.attributes, arrays) if not isinstance(array, DeviceArray)]
+            if other or mine.keys() != theirs.keys() or not all(_equal(mine[n], theirs[n]) for n in mine):
+                other += [n for n in {**mine, **theirs} if not _equal(mine.get(n), theirs.get(n))]
                 raise ArgumentError(
                     f"prepared: {self.label} is {value!r}; it was prepared with {self.value!r}, and "
                     f"{', '.join(name.lstrip('_') for name in other)} differ. Prepare another call for it."
                 )
-            arrays = [getattr(value, name) for name in self.attributes]
         for i, (array, signature) in enumerate(zip(arrays, self.signatures)):
             if not isinstance(array, DeviceArray):
                 raise ArgumentError(f"prepared: {self.label} is a {type(array).__name__}; pass a device array")
