@@ -770,6 +770,11 @@ def is_foreign(value) -> bool:
     return (hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")) or _interface(value) is not None
 
 
+def aligned(x: DeviceArray, stream) -> DeviceArray:
+    """Return an array in row-major order from a multiple of 16 bytes on: x itself, or a copy."""
+    return x if x.is_contiguous and x.signature.is_aligned else x.copy(stream=stream)
+
+
 def check_forward(function: str, **arrays) -> None:
     """Raise ArgumentError for a view of device memory with a negative stride, which no kernel supports."""
     for name, x in arrays.items():

@@ -892,3 +892,16 @@ def test_zeros_are_zeros_under_any_global_scale(text, dtype):
                 want = quantize_reference(source, "nvfp4", axis=axis, global_scale=scale)
                 np.testing.assert_array_equal(got.codes, want.codes)
                 np.testing.assert_array_equal(got.scales, want.scales)
+
+
+def test_dequantized_views_of_a_device(machine):
+    """Codes and scales may have gaps, or lie backwards."""
+    q = ptxrt.quantize(np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32), "mxfp8")
+    want, (codes, scales) = ptxrt.dequantize(q), (x.view(np.uint8) for x in (q.codes, q.scales))
+    wide, twice = ptxrt.zeros((4, 96), np.uint8), ptxrt.to_device(np.concatenate([scales, scales], axis=1))
+    wide[:, 8:72] = codes
+    gaps = ptxrt.QuantizedArray(wide[:, 8:72], twice[:, :2], format="mxfp8", shape=(4, 64))
+    back = (ptxrt.to_device(x)[::-1] for x in (codes, scales))
+    backward = ptxrt.QuantizedArray(*back, format="mxfp8", shape=(4, 64))
+    np.testing.assert_array_equal(ptxrt.dequantize(gaps).to_numpy(), want)
+    np.testing.assert_array_equal(ptxrt.dequantize(backward).to_numpy(), want[::-1])

@@ -88,11 +88,6 @@ def without_gaps(x, place: Place) -> DeviceArray:
     return x if x.is_contiguous else x.copy(stream=place.stream)
 
 
-def aligned(x: DeviceArray, stream) -> DeviceArray:
-    """Return an array in row-major order from a multiple of 16 bytes on: x itself, or a copy."""
-    return x if x.is_contiguous and x.signature.is_aligned else x.copy(stream=stream)
-
-
 def has_whole_rows(x: DeviceArray) -> bool:
     """Return whether the elements of each row are contiguous."""
     return x.shape[-1] <= 1 or x.strides[-1] == x.dtype.itemsize

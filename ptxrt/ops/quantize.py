@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 
-from ..array import DeviceArray, as_arrays, as_output, to_device
+from ..array import DeviceArray, aligned, as_arrays, as_output, to_device
 from ..blocks import BlockFormat, swizzled_bytes
 from ..errors import ArgumentError
 from ..formats import format_of, to_convert, u8, ue4m3, ue8m0
 from ..prepared import remembered
 from .levels import given_level, store_level, written_level
 from .memory import check_aligned, check_memory, check_parts
-from .place import Place, aligned
+from .place import Place
 from .quantized import (
     Layout,
     Packed,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
 import numpy as np
 
-from ..array import DeviceArray, as_arrays, empty, to_device, upload
+from ..array import DeviceArray, aligned, as_arrays, empty, to_device, upload
 from ..blocks import BLOCK_FORMATS, BlockFormat, swizzled_bytes, swizzled_offsets
 from ..errors import ArgumentError
 from ..formats import Format, f32
@@ -444,7 +444,7 @@ class QuantizedArray(Packed):
         target = None if on_host else out
 
         codes, scales = (
-            (to_device(a, stream=stream) for a in (self.codes, self.scales)) if on_host else (self.codes, self.scales)
+            to_device(a, stream=stream) if on_host else aligned(a, stream) for a in (self.codes, self.scales)
         )
         if layout.scale_layout != "linear":
             scales = unswizzle(scales, layout.outer, layout.blocks, layout.inner, stream)
