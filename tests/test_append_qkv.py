@@ -207,6 +207,9 @@ def wrong(words, **change):
         wrong("q_weight is", q_weight=np.ones(31)),
         wrong("eps is -1", eps=-1),
         wrong("q_format is 'mxfp6", q_format="mxfp6_e3m2"),
+        wrong("q_global is 0; pass one positive number", q_format="nvfp4", q_global=0),
+        wrong("q_global is 2.0; it belongs to q_format='nvfp4'", q_global=2.0),
+        wrong("q_global is on the device, qkv is", q_format="nvfp4", q_global="device"),
         wrong("first is 1", first=1),
         wrong("style is 'x'", style="x"),
     ],
@@ -224,6 +227,8 @@ def test_wrong_calls(words, change):
             )
             | change
         )
+        if call.get("q_global") == "device":
+            call["q_global"] = ptxrt.to_device(np.float32(1))
         with pytest.raises(ArgumentError, match=words):
             ptxrt.append_qkv(**call)
 

@@ -20,6 +20,7 @@ from .place import Place
 from .produce import as_vector, checked_number, float_array, rmsnorm
 from .produce_kernels import room_for
 from .quantize import quantize
+from .quantized import checked_global_scale
 from .rotation import checked_positions, checked_rotation, placed_rotation, rope
 
 if TYPE_CHECKING:
@@ -155,8 +156,12 @@ def append_qkv(
     weights = dict(q_weight=q_weight, k_weight=k_weight)
     weights = {key: float_array(_NAME, key, w, (dim,)) for key, w in weights.items() if w is not None}
     on_host = isinstance(q, np.ndarray)
-    if q_format == "nvfp4" and q_global is None:
-        q_global = 1.0
+    if q_format == "nvfp4":
+        q_global = checked_global_scale(_NAME, 1.0 if q_global is None else q_global, "q_global")
+        if on_host and isinstance(q_global, DeviceArray):
+            raise ArgumentError(f"{_NAME}: q_global is on the device, qkv is a NumPy array; pass a number")
+    elif q_global is not None:
+        raise ArgumentError(f"{_NAME}: q_global is {q_global!r}; it belongs to q_format='nvfp4', leave it out")
     shape = tokens, int(heads), dim
     ending = checked_ending(_NAME, on_host, shape, None, None, q_format, None, "linear", q_global, "q_")
     cache.check_appendable(_NAME)

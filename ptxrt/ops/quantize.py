@@ -305,7 +305,7 @@ def given_global_scale(function: str, block: BlockFormat, value, on_host: bool, 
         return None
     if not block.two_level:
         raise ArgumentError(f"{function}: {prefix}global_scale is {value!r}; {block.name} has none, pass None")
-    level = checked_global_scale(function, value, prefix)
+    level = checked_global_scale(function, value, f"{prefix}global_scale")
     if on_host and isinstance(level, DeviceArray):
         raise ArgumentError(
             f"{function}: {prefix}global_scale is on the device, the input is a NumPy array; pass a number"

@@ -167,13 +167,12 @@ def checked_shape(function: str, shape) -> tuple[int, ...]:
     return sizes
 
 
-def checked_global_scale(function: str, value, prefix: str = ""):
+def checked_global_scale(function: str, value, name: str = "global_scale"):
     """Return a global scale as a float32 array without axes; ArgumentError unless it is one positive number.
 
     The value of a device scalar is not checked, because reading it would wait.
-    prefix: of the argument's name, such as `out_`.
+    name: the argument's.
     """
-    name = f"{prefix}global_scale"
     (array,) = as_arrays(function, **{name: value})
     if array.size != 1 or isinstance(value, (str, bytes)):
         raise ArgumentError(f"{function}: {name} has shape {list(array.shape)}; pass one positive number")
