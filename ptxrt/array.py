@@ -687,7 +687,8 @@ def new_memory(backend: Backend, nbytes: int, queue: Queue) -> Memory:
 def upload(backend: Backend, host: np.ndarray, stream=None) -> DeviceArray:
     """Copy `host` to a new device array in row-major order; `host` may change afterwards."""
     if not is_numeric(host.dtype):
-        raise ArgumentError(f"an array of {host.dtype} holds no numbers; pass an array of numbers")
+        what = "Python objects" if host.dtype.hasobject else "no numbers"
+        raise ArgumentError(f"an array of {host.dtype} holds {what}; pass an array of numbers")
     refuse_recording("a NumPy array would be copied")
     host = np.asarray(host)
     if not host.flags.c_contiguous:
