@@ -87,7 +87,7 @@ def attention(
             scores = softcap * np.tanh(scores / softcap)
             error = np.minimum(error + np.abs(scores) * 2.0**-20 + softcap * 2.0**-21, 2 * softcap)
         hidden = ~shown
-        most = np.where(shown, scores, -np.inf).max(axis=-1, initial=-np.inf)
+        unmasked = scores
         beyond = shown & ((sizes > 1e38) | (reach > 1e38))  # products that may overflow float32
         if mask is not None and mask.dtype == bool:
             hidden = hidden | ~mask
@@ -100,6 +100,7 @@ def attention(
             scores = scores + mask
         doubtful = np.zeros_like(shown) if mask is None or mask.dtype == bool else doubtful
         overflows = ~hidden & beyond & np.isfinite(scores)
+        most = np.where(hidden | (scores == -np.inf), -np.inf, unmasked).max(axis=-1, initial=-np.inf)
         scores = np.where(hidden, -np.inf, np.where(scores == -np.inf, scores, np.maximum(scores, LOWEST)))
         sink = (
             np.full(scores.shape[:-1], -np.inf)
