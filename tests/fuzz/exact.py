@@ -17,7 +17,8 @@ class Weights:
 
     share: relative to the weight itself, half a unit in the last place. largest: relative to the largest of `run`
     neighboring keys. floor: in units of 2^m, where codes or scales are subnormal; m lies at least `depth` below the
-    largest score and at most `headroom`. divides: whether outputs are divided by the sum of rounded weights.
+    largest score, one less than in docs/numerics.md, because m is a whole number, and at most `headroom`. divides:
+    whether outputs are divided by the sum of rounded weights.
     """
 
     share: float
@@ -35,9 +36,9 @@ class Weights:
 WEIGHTS = {
     "bf16": Weights(2.0**-8, divides=False),
     "f16": Weights(2.0**-11, floor=2.0**-24, divides=False),
-    "mxfp8": Weights(2.0**-4, floor=2.0**-10, depth=7, headroom=8),
-    "mxfp4": Weights(0.0, 1 / 3, 32, 2.0**-41, headroom=8),
-    "nvfp4": Weights(2.0**-4, 1 / 6, 16, 6 * 2.0**-10, depth=9, headroom=11),
+    "mxfp8": Weights(2.0**-4, floor=2.0**-10, depth=6, headroom=8),
+    "mxfp4": Weights(0.0, 1 / 3, 32, 2.0**-41, depth=-1, headroom=8),
+    "nvfp4": Weights(2.0**-4, 1 / 6, 16, 6 * 2.0**-10, depth=8, headroom=11),
 }
 # Half a unit in the last place of results, relative; and their largest value.
 OUTPUTS = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}

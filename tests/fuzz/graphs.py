@@ -82,7 +82,7 @@ def program(recipe: dict) -> str:
         "stream = " + ("ptxrt.Stream()" if recipe.get("stream") else "None"),
     ]
     lines += ["for content in contents[1:]:"]
-    lines += ["    x.backend.write(x.address, np.ascontiguousarray(content))"]
+    lines += ["    x[...] = content"]
     lines += ["    g.launch(stream)", "    if stream: stream.synchronize()", "    got = bytes_of(recorded)"]
     lines += ["    outs = {}", "    pairs.append((got, bytes_of(work())))"]
     return "\n".join(lines)
