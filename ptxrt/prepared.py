@@ -210,10 +210,14 @@ class _Argument:
 
 
 def note_shared(written: DeviceArray, read: DeviceArray) -> None:
-    """Tell a recorder that a function has found `read` in the memory of `written`, and launches on `written` alone."""
+    """Tell a recorder that a function has found `read` in the memory of `written`, and uses `written` alone."""
     recorder = _scope.get().recorder
     if isinstance(recorder, _Recorder):
         recorder.note(written, read)
+
+
+def _are_lent(arrays: Sequence[DeviceArray]) -> bool:
+    return all(isinstance(array.memory, _Lent) for array in arrays)
 
 
 def _distance(x: Any, y: Any) -> int | None:
@@ -251,8 +255,9 @@ class Recording:
     arguments: in order. leaves: the example's arrays. steps: for each launch the plan, a place for each array, and the
     numbers. A place is (leaf, offset), (~own, offset) or a fixed array. own: the sizes of memory to allocate. assigned:
     what the function stores in its arguments: (argument, attribute, tree). result: a tree. pairs: (leaf that a launch
-    writes, another leaf). relation: for each pair the bytes from the one to the other, None if they share no memory.
-    fixed: (leaf, offset, address) of leaves that must be at an address, because a fixed array is there.
+    writes, another leaf), and pairs by which the function decided. relation: for each pair the bytes from the one to
+    the other, None if they share no memory. fixed: (leaf, offset, address) of leaves that must be at an address,
+    because a fixed array is there.
     """
 
     def __init__(self, op: Callable, arguments: tuple, named: dict[str, Any], keep: bool):
@@ -287,7 +292,7 @@ class Recording:
             devices = ", ".join(backend.describe() for backend in backends)
             raise ArgumentError(f"prepare: {self.name} runs on several devices: {devices}; prepare a call for each")
         (self.backend,) = backends
-        self.pairs = self._pairs()
+        self.pairs = self._pairs(recorder)
         self.relation = self.relation_of(self.leaves)
         self.fixed = self._fixed(recorder)
         if isinstance(getattr(op, "__self__", op), Declaration):
@@ -310,21 +315,23 @@ class Recording:
             return ~self._places[memory], array.address - memory.address
         return array
 
-    def _pairs(self) -> list[tuple[int, int]]:
-        """Find the pairs of leaves whose common memory a launch may change."""
+    def _pairs(self, recorder: _Recorder) -> list[tuple[int, int]]:
+        """Find the pairs of leaves whose common memory a launch may change, or by which the function decided."""
         written = {
             place[0]
             for plan, places, _ in self.steps
             for place, write in zip(places, plan.writes)
             if write and type(place) is tuple and place[0] >= 0
         }
-        return [
+        pairs = [
             (one, other)
             for one in sorted(written)
             for other, leaf in enumerate(self.leaves)
             if other != one and not (other in written and other < one)
             if leaf.backend is self.leaves[one].backend and leaf.nbytes and self.leaves[one].nbytes
         ]
+        noted = [tuple(array.memory.leaf for array in pair) for pair in recorder.noted if _are_lent(pair)]
+        return pairs + [pair for pair in noted if pair not in pairs and pair[::-1] not in pairs]
 
     def _fixed(self, recorder: _Recorder) -> list[tuple[int, int, int]]:
         """Find the arguments that must lie where a fixed array does, as they did when the call was recorded."""

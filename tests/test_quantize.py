@@ -567,6 +567,27 @@ def test_prepared_calls_never_write_scalars_of_the_caller(emulator, rng, name):
 
 
 @pytest.mark.parametrize("name", LEVELS)
+def test_records_of_scalars_that_an_array_was_made_with_serve_no_other(emulator, rng, name):
+    """Such an array goes on to own the scalar that is passed; another one must not."""
+    call, word = LEVELS[name]
+    x, level = ptxrt.to_device(rng.standard_normal((32, 32)).astype(np.float16)), np.float32(0.01)
+    scalar = ptxrt.to_device(level)
+    made = ptxrt.QuantizedArray(**call(x, **{word: 1.0}).arrays | dict(global_scale=scalar), **DESCRIBED)
+    prepared = ptxrt.prepare(call, x, out=made, **{word: scalar})
+    for _ in range(3):
+        assert prepared().global_scale is scalar
+        call(x, out=made, **{word: scalar})
+    for _ in range(3):
+        out = call(x, **{word: 2.0})
+        with pytest.raises(ptxrt.ArgumentError, match="share no memory, those of the example do"):
+            prepared(x, out=out)
+        call(x, out=out, **{word: scalar})
+        assert out.global_scale.to_numpy() == level
+        call(x, out=out, **{word: 3.0})
+        assert scalar.to_numpy() == level
+
+
+@pytest.mark.parametrize("name", LEVELS)
 def test_graphs_never_write_scalars_of_the_caller(emulator, rng, name):
     call, word = LEVELS[name]
     x, level = ptxrt.to_device(rng.standard_normal((32, 32)).astype(np.float16)), np.float32(0.01)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..array import DeviceArray, is_prepared
 from ..formats import f32
+from ..prepared import note_shared
 from .memory import overlap, same_memory
 from .place import Place, copied_to
 from .quantized import QuantizedArray
@@ -23,6 +24,7 @@ def given_level(value: DeviceArray, place: Place, out: QuantizedArray | None, re
     """
     own = _owned(out)
     if own is not None and same_memory(own, value):
+        note_shared(own, value)  # a call with another `out` must not leave it this scalar to write to
         return value
     if own is not None and is_prepared() and not _shares(own, read):
         return copied_to(value, f32, place, own)
