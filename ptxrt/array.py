@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, Union
 import ml_dtypes
 import numpy as np
 
-from .backend import Backend, Queue, Remembered, refuse_recording, scope
+from .backend import Backend, Queue, Remembered, refuse_pickle, refuse_recording, scope
 from .binder import ALIGNMENT, row_major_strides
 from .errors import ArgumentError, OutOfMemory
 from .formats import dtype_of, in_native_order
@@ -294,12 +294,45 @@ class DeviceArray:
         return self.backend.ordinal
 
     def __repr__(self) -> str:
-        return f"DeviceArray({self.dtype} {list(self.shape)} on {self.machine} at {self.address:#x})"
+        number = f" (device {self.device})" if self.device else ""
+        return f"DeviceArray({self.dtype} {list(self.shape)} on {self.machine}{number} at {self.address:#x})"
+
+    def __copy__(self) -> "DeviceArray":
+        return self[...]
+
+    def __deepcopy__(self, memo: Any) -> "DeviceArray":
+        return self.copy()
+
+    def __reduce__(self) -> Any:
+        refuse_pickle(self, "pickle its to_numpy()")
 
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("a DeviceArray without axes has no length")
         return self.shape[0]
+
+    # Python's defaults would compare objects, where NumPy compares elements.
+
+    def __eq__(self, other: object) -> bool:
+        is_sequence = hasattr(other, "__iter__") and not isinstance(other, (str, bytes))
+        if self is other or not (
+            is_sequence or hasattr(other, "__array__") or isinstance(other, (int, float, complex))
+        ):
+            return NotImplemented
+        raise TypeError("a DeviceArray is not in host memory; compare its .to_numpy(), or objects with `is`")
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        raise TypeError("a DeviceArray is not in host memory; take the truth of its .to_numpy(), or test `is not None`")
+
+    def __contains__(self, item: object) -> bool:
+        raise TypeError("a DeviceArray is not in host memory; search its .to_numpy()")
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, named: Any) -> Any:
+        if function in _OF_NUMPY:
+            return _OF_NUMPY[function](*arguments, **named)
+        raise TypeError(f"numpy.{function.__name__}: a DeviceArray is not in host memory; download it with .to_numpy()")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         raise TypeError("a DeviceArray is not in host memory; download it with .to_numpy()")
@@ -365,6 +398,8 @@ class DeviceArray:
 
     def transpose(self, *axes: SupportsIndex | Sequence[SupportsIndex]) -> "DeviceArray":
         """View the same memory with its axes in the order of `axes`, or reversed."""
+        if axes == (None,):
+            axes = ()
         try:
             order = tuple(map(index, axes[0] if len(axes) == 1 and hasattr(axes[0], "__iter__") else axes))
         except TypeError:
@@ -399,6 +434,9 @@ class DeviceArray:
         keys = list(key) if isinstance(key, tuple) else [key]
         axes = [k for k in keys if k is not None and k is not Ellipsis]
         whole = [slice(None)] * (self.ndim - len(axes))
+        if len(axes) > self.ndim or sum(k is Ellipsis for k in keys) > 1:
+            why = f"there are {self.ndim} axes" if len(axes) > self.ndim else "... may stand once"
+            raise ArgumentError(f"{self!r} is cut by whole numbers, slices, None and ...; {shortened(key)} came: {why}")
         at = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
         keys = keys[:at] + whole + keys[at + 1 :]
         shape, strides, address, axis = [], [], self.address, 0
@@ -508,6 +546,17 @@ class DeviceArray:
         return dlpack.give(self, stream, max_version, dl_device, copy)
 
 
+# NumPy's functions that need no element.
+_OF_NUMPY: dict[Any, Any] = {
+    np.shape: lambda a: a.shape,
+    np.ndim: lambda a: a.ndim,
+    np.size: lambda a, axis=None: a.size if axis is None else a.shape[axis],
+    np.transpose: lambda a, axes=None: a.transpose(axes),
+    np.reshape: lambda a, shape: a.reshape(shape),
+    np.broadcast_to: lambda array, shape: array.broadcast_to(shape),
+}
+
+
 @dataclass(frozen=True)
 class Box:
     """The bytes of an array: runs of `width` bytes, repeated along axes of (size, stride in bytes).
@@ -559,6 +608,32 @@ def _box_of(signature: Signature) -> Box:
             else:
                 axes.append((size, stride))
     return Box(tuple(reversed(axes)), width)
+
+
+# How far `overlap` searches for a common byte of two views of the host before it says that there is one.
+_SEARCHED = 10_000
+
+
+def overlap(x, y) -> bool:
+    """Return whether two arrays, of the host or of a device, share memory. False is certain, True may be wrong for
+    views with gaps."""
+    if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
+        try:
+            return np.shares_memory(x, y, max_work=_SEARCHED)
+        except (RuntimeError, OverflowError):  # too hard to tell
+            return True
+    if not isinstance(x, DeviceArray) or not isinstance(y, DeviceArray) or x.backend is not y.backend:
+        return False
+    return bool(x.size and y.size) and Box.of(x).overlaps(Box.of(y), y.address - x.address)
+
+
+def same_memory(x, y) -> bool:
+    """Return whether two arrays have the same address, shape, strides and dtype."""
+    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
+        where = [z.__array_interface__["data"] if isinstance(z, np.ndarray) else None for z in (x, y)]
+    else:
+        where = [z.address for z in (x, y)]
+    return where[0] == where[1] and x.shape == y.shape and x.strides == y.strides and x.dtype == y.dtype
 
 
 def _is_row_major(shape, strides, itemsize: int) -> bool:

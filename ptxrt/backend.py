@@ -11,7 +11,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -402,11 +402,33 @@ def refuse_recording(what: str) -> None:
         raise ArgumentError(f"{recorder.name} records launches on device arrays; {what}. Do it before, or after.")
 
 
+def refuse_pickle(item: object, advice: str) -> NoReturn:
+    """Raise ArgumentError in place of pickling, or of copying deeply, what belongs to a device."""
+    raise ArgumentError(f"{item!r} belongs to a device and cannot be pickled or copied deeply; {advice}")
+
+
 def enter(**changes) -> Scope:
     """Change the scope and return the one before, for `leave`."""
     before = _scope.get()
     _scope.set(replace(before, **changes))
     return before
+
+
+# The blocks of `with` that the thread or task is in: objects, and the scope before each.
+_blocks: ContextVar[tuple[tuple[Any, Scope], ...]] = ContextVar("ptxrt_blocks", default=())
+
+
+def enter_block(block: Any, before: Scope) -> None:
+    """Keep the scope before a block. The same object may begin blocks in several threads, and one inside another."""
+    _blocks.set((*_blocks.get(), (block, before)))
+
+
+def leave_block(block: Any, *names: str) -> None:
+    """Restore the named fields as they were before the innermost block of an object."""
+    blocks = _blocks.get()
+    at = max(i for i, (begun, _) in enumerate(blocks) if begun is block)
+    _blocks.set((*blocks[:at], *blocks[at + 1 :]))
+    leave(blocks[at][1], *names)
 
 
 def leave(before: Scope, *names: str) -> None:

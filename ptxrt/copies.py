@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from .array import DeviceArray, allocate, as_arrays, empty, refuse_recording, upload
+from .array import DeviceArray, allocate, as_arrays, checked_array, empty, refuse_recording, upload
 from .errors import ArgumentError
 from .formats import bf16, format_of
 from .ops.cast import cast
@@ -26,6 +26,7 @@ def zeros(
     shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike = np.float32, *, device: int | None = None
 ) -> DeviceArray:
     """Allocate a device array of zeros on the current machine, or on device number `device` of it."""
+    checked_array("zeros", shape, dtype)
     array = empty(shape, dtype, device=device)
     assign(array, 0)
     return array

@@ -194,9 +194,8 @@ def give(array: DeviceArray, stream=None, max_version=None, dl_device=None, copy
             f"max_version is {max_version!r}, dl_device {dl_device!r}; pass pairs of whole numbers, or None"
         ) from error
     if target not in (device_of(array), (CPU, 0)):
-        raise BufferError(
-            f"{array!r} cannot be given to the DLPack device {target}; it goes to {device_of(array)} or (1, 0)"
-        )
+        there = " or ".join(dict.fromkeys(map(str, (device_of(array), (CPU, 0)))))
+        raise BufferError(f"{array!r} cannot be given to the DLPack device {target}; it goes to {there}")
     to_host = target == (CPU, 0)
     if to_host and copy is False:
         raise BufferError(f"{array!r} can only be copied to host memory; leave out copy=False")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 
 from .array import DeviceArray, checked_array
-from .backend import scope
+from .backend import refuse_pickle, scope
 from .errors import ArgumentError
 from .selection import place
 
@@ -55,6 +55,12 @@ class PageLocked:
     def receive(self, source: DeviceArray, *, stream: StreamLike = None) -> None:
         """Copy a device array of the shape and dtype of `array` there; the device array is in row-major order."""
         self._copy("receive", source, False, stream)
+
+    def __repr__(self) -> str:
+        return f"PageLocked({self.array.dtype} {list(self.array.shape)} for {self.backend.describe()})"
+
+    def __reduce__(self) -> Any:
+        refuse_pickle(self, "pickle its array")
 
     def _copy(self, what: str, array: Any, write: bool, stream: StreamLike) -> None:
         mine = self.array

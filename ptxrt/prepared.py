@@ -21,6 +21,7 @@ is dropped when there are too many. `ptxrt bench launch` measures what this save
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Collection, Sequence
 from functools import cache, wraps
 from keyword import iskeyword
@@ -132,55 +133,77 @@ class _Recorder:
 class _Argument:
     """One argument: its name, the arrays in it, and their signatures.
 
-    attributes: the names of the arrays in an object, (None,) for an array itself, empty for a fixed value. number: the
+    places: where the arrays are: names of attributes of an object, positions in a list or tuple, (None,) for an array
+    itself, empty for a fixed value. rest: all other parts, as they were when the call was recorded. number: the
     position, among the launch's numbers, of a kernel's number that may differ from call to call; None for all others.
     """
 
-    __slots__ = ("label", "value", "attributes", "first", "signatures", "number")
+    __slots__ = ("label", "value", "places", "rest", "first", "signatures", "number")
 
     def __init__(self, label: str, value: Any, leaves: list[DeviceArray]):
         self.label, self.value, self.first, self.number = label, value, len(leaves), None
+        self.places: tuple[Any, ...] = ()
         if is_array(value):
             self.value = value = _as_array("prepare", label, value)
             if not isinstance(value, DeviceArray):
                 raise ArgumentError(
                     f"prepare: {label} is a NumPy array; prepared calls take device arrays, see ptxrt.to_device"
                 )
-            self.attributes: tuple = (None,)
-            leaves.append(value)
+            self.places = (None,)
         else:
-            self.attributes = tuple(
-                name for name, item in getattr(value, "__dict__", {}).items() if isinstance(item, DeviceArray)
-            )
-            leaves += [getattr(value, name) for name in self.attributes]
+            self.places = tuple(place for place, item in _parts(value).items() if isinstance(item, DeviceArray))
+        leaves += [_part(value, place) for place in self.places]
+        self.rest = self._rest(value) if self.places else _kept(value)
         self.signatures = tuple(leaf.signature for leaf in leaves[self.first :])
+
+    def _rest(self, value: Any) -> Any:
+        return {place: _kept(item) for place, item in _parts(value).items() if place not in self.places}
+
+    @property
+    def may_change(self) -> bool:
+        """Whether parts that are no arrays may change while the object stays the same. This package's objects keep
+        theirs."""
+        if self.places == (None,) or type(self.value).__module__.partition(".")[0] == __package__:
+            return False
+        return bool(self.rest) if self.places else self.rest is not self.value
+
+    def is_like(self, value: Any) -> bool:
+        """Return whether the parts of a value that are no arrays are those that were recorded."""
+        if not self.places:
+            return _is_kept(self.rest, value)
+        parts = _parts(value)
+        return len(parts) == len(self.rest) + len(self.places) and all(
+            place in parts and _is_kept(kept, parts[place]) for place, kept in self.rest.items()
+        )
 
     def lent(self, leaves: Sequence[DeviceArray]) -> Any:
         """Return the argument with `_Lent` memory, by which the recording recognizes its arrays."""
         arrays = [
             DeviceArray(_Lent(leaf, self.first + i), leaf.address, leaf.shape, leaf.dtype, leaf.strides, leaf.writeable)
-            for i, leaf in enumerate(leaves[self.first : self.first + len(self.attributes)])
+            for i, leaf in enumerate(leaves[self.first : self.first + len(self.places)])
         ]
-        if self.attributes == (None,):
+        if self.places == (None,):
             return arrays[0]
-        if not self.attributes:
+        if not self.places:
             return self.value
+        if type(self.value) in (list, tuple):
+            parts = _parts(self.value) | dict(zip(self.places, arrays))
+            return type(self.value)(parts.values())
         lent = copy.copy(self.value)
-        for name, array in zip(self.attributes, arrays):
+        for name, array in zip(self.places, arrays):
             setattr(lent, name, array)
         return lent
 
     def put(self, value: Any, leaves: list) -> None:
         """Store the arrays of an argument in `leaves`; ArgumentError unless it is like the example."""
-        if not self.attributes:
-            same = value is self.value or (type(value) is type(self.value) and _equal(value, self.value))
-            if not same:
-                raise ArgumentError(
-                    f"prepared: {self.label} is {value!r}; it was prepared with {self.value!r}. "
-                    "Prepare another call for it."
+        if not self.places:
+            if not self.is_like(value):
+                changed = (
+                    ", which has changed since" if value is self.value else f"; it was prepared with {self.value!r}"
                 )
+                raise ArgumentError(f"prepared: {self.label} is {value!r}{changed}. Prepare another call for it.")
             return
-        if self.attributes == (None,):
+        if self.places == (None,):
             arrays = [_as_array("prepared", self.label, value)] if is_array(value) else [value]
         else:
             if type(value) is not type(self.value):
@@ -188,25 +211,90 @@ class _Argument:
                     f"prepared: {self.label} is a {type(value).__name__}; "
                     f"pass a {type(self.value).__name__} as in the example"
                 )
-            arrays = [getattr(value, name, None) for name in self.attributes]
-            mine = {n: v for n, v in vars(self.value).items() if n not in self.attributes}
-            theirs = {n: v for n, v in vars(value).items() if n not in self.attributes}
-            other = [name for name, array in zip(self.attributes, arrays) if not isinstance(array, DeviceArray)]
-            if other or mine.keys() != theirs.keys() or not all(_equal(mine[n], theirs[n]) for n in mine):
-                other += [n for n in {**mine, **theirs} if not _equal(mine.get(n), theirs.get(n))]
+            parts = _parts(value)
+            arrays = [parts.get(place) for place in self.places]
+            other = [place for place, array in zip(self.places, arrays) if not isinstance(array, DeviceArray)]
+            if other or not self.is_like(value):
+                other += [
+                    place
+                    for place in {**self.rest, **parts}
+                    if place not in self.places
+                    if place not in parts or place not in self.rest or not _is_kept(self.rest[place], parts[place])
+                ]
+                names = [f"item {place}" if isinstance(place, int) else place.lstrip("_") for place in other]
                 raise ArgumentError(
-                    f"prepared: {self.label} is {value!r}; it was prepared with {self.value!r}, and "
-                    f"{', '.join(name.lstrip('_') for name in other)} differ. Prepare another call for it."
+                    f"prepared: {self.label} is {value!r}; it was prepared with {self.value!r}, and {', '.join(names)} "
+                    f"{'differs' if len(names) == 1 else 'differ'}. Prepare another call for it."
                 )
         for i, (array, signature) in enumerate(zip(arrays, self.signatures)):
             if not isinstance(array, DeviceArray):
                 raise ArgumentError(f"prepared: {self.label} is a {type(array).__name__}; pass a device array")
-            if array.signature is not signature and str(array.signature) != str(signature):
+            same = array.backend is signature.backend and str(array.signature) == str(signature)
+            if array.signature is not signature and not same:
                 raise ArgumentError(
                     f"prepared: {self.label} is {array.signature}; it was prepared with {signature}. "
                     "Prepare another call for it."
                 )
             leaves[self.first + i] = array
+
+
+def _parts(value: Any) -> dict[Any, Any]:
+    """Return the items of a list or tuple by position, or the attributes of an object by name."""
+    return dict(enumerate(value)) if type(value) in (list, tuple) else getattr(value, "__dict__", {})
+
+
+def _part(value: Any, place: Any) -> Any:
+    """Return the part of a value at a place of `_Argument.places`."""
+    return value if place is None else value[place] if isinstance(place, int) else getattr(value, place)
+
+
+def _in_code(label: str, place: Any) -> str:
+    """Return the expression of that part of the value that `label` names."""
+    return label if place is None else f"{label}[{place}]" if isinstance(place, int) else f"{label}.{place}"
+
+
+class _Kept:
+    """A list, tuple, dictionary, set or NumPy array as it was."""
+
+    __slots__ = ("kind", "content")
+
+    def __init__(self, value: Any):
+        self.kind = type(value)
+        if isinstance(value, dict):
+            self.content: Any = {key: _kept(item) for key, item in value.items()}
+        elif isinstance(value, (list, tuple)):
+            self.content = [_kept(item) for item in value]
+        else:
+            self.content = value.copy()
+
+    def is_like(self, value: Any) -> bool:
+        if type(value) is not self.kind:
+            return False
+        if isinstance(value, dict):
+            return value.keys() == self.content.keys() and all(
+                _is_kept(item, value[key]) for key, item in self.content.items()
+            )
+        if isinstance(value, (list, tuple)):
+            return len(value) == len(self.content) and all(map(_is_kept, self.content, value))
+        if isinstance(value, np.ndarray):
+            same = value.dtype == self.content.dtype and value.shape == self.content.shape
+            return same and value.tobytes() == self.content.tobytes()
+        return _equal(value, self.content)
+
+
+def _kept(value: Any) -> Any:
+    """Return a value that a later change of it does not change. Objects other than containers are kept as they are."""
+    if isinstance(value, (dict, list, tuple)):
+        kept = _Kept(value)
+        items = kept.content.values() if isinstance(value, dict) else kept.content
+        return value if type(value) is tuple and all(map(operator.is_, items, value)) else kept
+    return _Kept(value) if isinstance(value, (set, bytearray, np.ndarray)) else value
+
+
+def _is_kept(kept: Any, value: Any) -> bool:
+    if isinstance(kept, _Kept):
+        return kept.is_like(value)
+    return value is kept or (type(value) is type(kept) and not isinstance(kept, DeviceArray) and _equal(value, kept))
 
 
 def note_shared(written: DeviceArray, read: DeviceArray) -> None:
@@ -254,7 +342,7 @@ class Recording:
 
     arguments: in order. leaves: the example's arrays. steps: for each launch the plan, a place for each array, and the
     numbers. A place is (leaf, offset), (~own, offset) or a fixed array. own: the sizes of memory to allocate. assigned:
-    what the function stores in its arguments: (argument, attribute, tree). result: a tree. pairs: (leaf that a launch
+    what the function stores in its arguments: (argument, place, tree). result: a tree. pairs: (leaf that a launch
     writes, another leaf), and pairs by which the function decided. relation: for each pair the bytes from the one to
     the other, None if they share no memory. fixed: (leaf, offset, address) of leaves that must be at an address,
     because a fixed array is there.
@@ -273,7 +361,10 @@ class Recording:
         self.arguments = [_Argument(f"argument {i}", value, self.leaves) for i, value in enumerate(arguments)]
         self.arguments += [_Argument(name, value, self.leaves) for name, value in named.items()]
         if not self.leaves:
-            raise ArgumentError(f"prepare: {self.name} was given no device array; see ptxrt.to_device")
+            raise ArgumentError(
+                f"prepare: no argument of {self.name} is a device array, an object with some, or a list or tuple with "
+                "some; see ptxrt.to_device"
+            )
         lent = [argument.lent(self.leaves) for argument in self.arguments]
         recorder = _Recorder(keep)
         before = enter(recorder=recorder)
@@ -305,7 +396,7 @@ class Recording:
         if not keep:  # a record outlives the call and must not hold its arrays
             self.leaves, self.result, self.assigned = [], (), []
             for argument in self.arguments:
-                argument.value = None
+                argument.value = argument.rest = None
 
     def _place(self, array: Any) -> Any:
         memory = array.memory
@@ -363,16 +454,16 @@ class Recording:
                     if argument.label == scalar.name:
                         argument.number = i
 
-    def _assignments(self, lent: list) -> list[tuple[int, str, tuple]]:
+    def _assignments(self, lent: list) -> list[tuple[int, Any, tuple]]:
         """Find what the function stores in its arguments (a QuantizedArray's global scale, say); every call repeats
         it.
         """
         changed = []
         for i, (argument, value) in enumerate(zip(self.arguments, lent)):
-            for j, name in enumerate(argument.attributes):
-                item = None if name is None else getattr(value, name)
-                if name is not None and not self._is_leaf(item, argument.first + j):
-                    changed.append((i, name, self._tree(item, lent)))
+            for j, place in enumerate(argument.places):
+                item = _part(value, place)
+                if place is not None and not self._is_leaf(item, argument.first + j):
+                    changed.append((i, place, self._tree(item, lent)))
         return changed
 
     def _is_leaf(self, item: Any, leaf: int) -> bool:
@@ -385,7 +476,7 @@ class Recording:
         """Return the tree that rebuilds a part of the result: ("given", argument), ("leaf", leaf), ("view", place,
         array), ("made", kind, {name: tree}), ("sequence", kind, [tree]), ("dict", {key: tree}) or ("same", item)."""
         for i, value in enumerate(lent):
-            if item is value and self.arguments[i].attributes:
+            if item is value and self.arguments[i].places:
                 return "given", i
         if isinstance(item, DeviceArray):
             place = self._place(item)
@@ -634,7 +725,10 @@ class _Writer:
 
     def assigning(self, indent: str) -> list[str]:
         """Write lines that repeat the function's stores to attributes of its arguments."""
-        return [f"{indent}_g{i}.{name} = {self.expression(tree)}" for i, name, tree in self.recording.assigned]
+        return [
+            f"{indent}{_in_code(f'_g{i}', place)} = {self.expression(tree)}"
+            for i, place, tree in self.recording.assigned
+        ]
 
     def expression(self, tree: tuple) -> str:
         """Write the expression of a part of the result."""
@@ -676,11 +770,12 @@ def _prepared(recording: Recording) -> Callable:
     passed = "".join(f"{label}, " for label in labels)
     renamed = [f"        _g{i} = {label}" for i, label in enumerate(labels) if label != f"_g{i}"]
     fetch = {
-        argument.first + j: labels[i] if attribute is None else f"{labels[i]}.{attribute}"
+        argument.first + j: _in_code(labels[i], place)
         for i, argument in enumerate(arguments)
-        for j, attribute in enumerate(argument.attributes)
+        for j, place in enumerate(argument.places)
     }
-    fixed = [f"{labels[i]} is _E{i}" for i, argument in enumerate(arguments) if argument.attributes != (None,)]
+    fixed = [f"{labels[i]} is _E{i}" for i, argument in enumerate(arguments) if argument.places != (None,)]
+    fixed += [f"{writer.name(x.is_like)}({labels[i]})" for i, x in enumerate(arguments) if x.may_change]
     alike = [f"_a{leaf}.signature is {writer.name(array.signature)}" for leaf, array in enumerate(recording.leaves)]
     example = " and ".join(f"_a{leaf} is _x{leaf}" for leaf in range(len(recording.leaves)))
     # A call on the example's arrays that passes all tests notes its queue and the count of changes. The next one need
@@ -694,7 +789,7 @@ def _prepared(recording: Recording) -> Callable:
         f"        _same = {example}",
         "        if not _same and _alike:",
         f"            _alike = {' and '.join(alike)}",
-        "    except AttributeError:",
+        "    except (AttributeError, LookupError, TypeError, ValueError):",
         "        _alike = False",
         "    if _alike:",
         *renamed,
@@ -726,7 +821,7 @@ def _careful(recording: Recording) -> Callable:
     def call(arguments: Sequence[Any], stream=None):
         leaves = recording.leaves.copy()
         for argument, value in zip(recording.arguments, arguments):
-            if argument.number is None and (value is not argument.value or argument.attributes):
+            if argument.number is None and (value is not argument.value or argument.places or argument.may_change):
                 argument.put(value, leaves)
         if unlike := recording.unlike(leaves):
             raise ArgumentError(_in_words(recording, unlike))
@@ -737,11 +832,7 @@ def _careful(recording: Recording) -> Callable:
 
 def _in_words(recording: Recording, unlike: _Unlike) -> str:
     """Return the message for arrays that lie to each other otherwise than those of the example."""
-    labels = [
-        argument.label if name is None else f"{argument.label}.{name}"
-        for argument in recording.arguments
-        for name in argument.attributes
-    ]
+    labels = [_in_code(argument.label, place) for argument in recording.arguments for place in argument.places]
     for (one, other), before, now in zip(recording.pairs, recording.relation, unlike.relation):
         if before != now:
             words = f"{labels[one]} and {labels[other]} "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .array import Box, DeviceArray, as_arrays, is_foreign, upload
+from .array import Box, DeviceArray, as_arrays, is_foreign, overlap, same_memory, upload
 from .backend import Backend, Entry, Param, scope
 from .errors import ArgumentError, LaunchError
 from .files import checked_path
@@ -101,9 +101,9 @@ class ProgramEntry:
         """Launch with one argument for each parameter.
 
         grid, block: one to three numbers. An argument is a NumPy array (uploaded, and copied back after the launch if
-        it is writeable), a device array (used in place), None (a null pointer), a NumPy scalar of the parameter's size,
-        bytes or a structured scalar for a struct by value, or, if the PTX text declares the type, a Python number. The
-        call waits if it has NumPy arrays.
+        it is writeable; arrays that overlap are the same array, or read-only), a device array (used in place), None (a
+        null pointer), a NumPy scalar of the parameter's size, bytes or a structured scalar for a struct by value, or,
+        if the PTX text declares the type, a Python number. The call waits if it has NumPy arrays.
         """
         grid, block = _three("grid", grid), _three("block", block)
         for axis, count, limit in zip("xyz", grid, GRID_LIMITS):
@@ -121,8 +121,9 @@ class ProgramEntry:
                 )
 
         queue = backend.queue(stream)
-        uploaded = {id(v): upload(backend, in_native_order(v), queue) for v in values if isinstance(v, np.ndarray)}
-        places = [uploaded.get(id(v), v) for v in values]
+        of_host = self._of_host(values)
+        uploaded = {i: upload(backend, in_native_order(values[i]), queue) for i in set(of_host.values())}
+        places = [uploaded[of_host[i]] if i in of_host else value for i, value in enumerate(values)]
         space = bytearray(self._entry.param_bytes)
         used = []
         for index, (param, place) in enumerate(zip(params, places)):
@@ -140,10 +141,31 @@ class ProgramEntry:
         plan.launch([place for place in places if isinstance(place, DeviceArray)], (), queue, scope().recorder)
 
         # All results are downloaded before the first is written back.
-        targets = {id(v): v for v in values if isinstance(v, np.ndarray) and v.flags.writeable}
-        results = {key: uploaded[key].to_numpy(stream=queue) for key in targets}
-        for key, target in targets.items():
-            np.copyto(target, results[key])
+        targets = {first: values[i] for i, first in of_host.items() if values[i].flags.writeable}
+        results = {first: uploaded[first].to_numpy(stream=queue) for first in targets}
+        for first, target in targets.items():
+            np.copyto(target, results[first])
+
+    def _of_host(self, values: Sequence[Any]) -> dict[int, int]:
+        """Return for each argument that is a NumPy array the first one that is the same array.
+
+        ArgumentError for others that overlap: each is uploaded, so that a write to one would not reach the other.
+        """
+        found: dict[int, int] = {}
+        for i, value in enumerate(values):
+            if not isinstance(value, np.ndarray):
+                continue
+            for j in found:
+                if same_memory(values[j], value):
+                    found[i] = found[j]
+                    break
+                if (value.flags.writeable or values[j].flags.writeable) and overlap(values[j], value):
+                    raise ArgumentError(
+                        f"{self.name}: arguments {j} and {i} are NumPy arrays that overlap, and each is uploaded; pass "
+                        "views of one device array, see ptxrt.to_device"
+                    )
+            found.setdefault(i, i)
+        return found
 
 
 def _three(name: str, value) -> tuple[int, int, int]:

@@ -11,13 +11,13 @@ import sys
 from dataclasses import dataclass
 from functools import cache, partial
 from inspect import signature
-from threading import RLock
+from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from .backend import Backend, enter, leave, scope
+from .backend import Backend, enter, enter_block, leave_block, scope
 from .errors import ArgumentError, MachineError
 
 if TYPE_CHECKING:
@@ -264,13 +264,16 @@ class using:
 
     def __init__(self, machine: MachineName, *, device: int | None = None, **options: Any):
         self.backend = backend_for(machine, device, **options)
-        self._before = enter(backend=self.backend)
+        self._made_in, self._before = get_ident(), [enter(backend=self.backend)]
 
     def __enter__(self) -> Backend:
+        # The first block restores what held before the object was made, if the object's choice still holds.
+        is_first = self._before and self._made_in == get_ident() and scope().backend is self.backend
+        enter_block(self, self._before.pop() if is_first else enter(backend=self.backend))
         return self.backend
 
     def __exit__(self, *exception: object) -> None:
-        leave(self._before, "backend")
+        leave_block(self, "backend")
 
     def __repr__(self) -> str:
         return f"using({self.backend.describe()})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from .backend import MemoryInfo, enter, leave, refuse_recording
+from .backend import MemoryInfo, enter, enter_block, leave_block, refuse_pickle, refuse_recording
 from .errors import ArgumentError
 from .selection import current, place
 
@@ -40,7 +40,6 @@ class Stream:
             raise ArgumentError(f"Stream: priority is {priority!r}; pass a whole number, such as -1")
         self.backend = place(device)
         self.queue = self.backend.new_queue(number)
-        self._before: list[Any] = []
 
     @property
     def handle(self) -> int:
@@ -58,13 +57,17 @@ class Stream:
         self.backend.synchronize(self.queue)
 
     def record(self) -> "Event":
-        """Record a new event at the present end of the stream."""
+        """Record a new event at the present end of the stream. ArgumentError while `graph` or `prepare` records."""
         event = Event(device=self.backend.ordinal)
         event.record(self)
         return event
 
     def wait(self, other: Event | StreamLike) -> None:
-        """Make later work in this stream wait, on the device, for an Event or for the present end of another stream."""
+        """Make later work in this stream wait, on the device, for an Event or for the present end of another stream.
+
+        ArgumentError while `graph` or `prepare` records: a graph orders its launches by the arrays that they share.
+        """
+        refuse_recording("a stream would wait, which is no launch")
         if isinstance(other, Event):
             self.backend.wait(self.queue, other._point("wait"))
         else:
@@ -72,11 +75,11 @@ class Stream:
             self.backend.wait(self.queue, source.mark(getattr(other, "queue", other)))
 
     def __enter__(self) -> "Stream":
-        self._before.append(enter(queue=self.queue))
+        enter_block(self, enter(queue=self.queue))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        leave(self._before.pop(), "queue")
+        leave_block(self, "queue")
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """Version 0 of the protocol, and the handle."""
@@ -84,6 +87,9 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"<{self.queue!r}>"
+
+    def __reduce__(self) -> Any:
+        refuse_pickle(self, "make another Stream")
 
 
 class Event:
@@ -102,7 +108,11 @@ class Event:
         self._event: Any = None
 
     def record(self, stream: StreamLike = None) -> "Event":
-        """Record the event at the present end of a stream; None is that of `with stream:`, else the library's own."""
+        """Record the event at the present end of a stream; None is that of `with stream:`, else the library's own.
+
+        ArgumentError while `graph` or `prepare` records. To time a graph, record events around its launch.
+        """
+        refuse_recording("an event would be recorded, which is no launch")
         self._event = self.backend.timed_event(self.backend.queue(stream))
         return self
 
@@ -135,6 +145,9 @@ class Event:
     def __repr__(self) -> str:
         return f"<event on {self.backend.describe()}{'' if self._event is not None else ', never recorded'}>"
 
+    def __reduce__(self) -> Any:
+        refuse_pickle(self, "make another Event")
+
 
 def memory_info(*, device: int | None = None) -> MemoryInfo:
     """Return the bytes of the current machine that live arrays use, that are kept for reuse, that are free, and in
@@ -146,7 +159,11 @@ def memory_info(*, device: int | None = None) -> MemoryInfo:
 
 
 def trim_memory(*, device: int | None = None) -> None:
-    """Wait for the device and give all memory that is kept for reuse back to the driver."""
+    """Wait for the device and give all memory that is kept for reuse back to the driver.
+
+    ArgumentError while `graph` or `prepare` records.
+    """
+    refuse_recording("trim_memory waits for the device")
     place(device).trim()
 
 

@@ -43,6 +43,9 @@ class trace:
         """Run after each launch."""
         self._records.append((receipt, backend, start, None if start is None else backend.timed_event(queue)))
 
+    def __repr__(self) -> str:
+        return f"<trace of {len(self)} launches{', timed' if self.timing else ''}>"
+
     @property
     def launches(self) -> tuple[Launch, ...]:
         """The receipts, in the order of the launches."""

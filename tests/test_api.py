@@ -468,6 +468,26 @@ def test_using_holds_for_a_block_or_from_a_call():
         assert ptxrt.selection.current() is outer
 
 
+def test_a_choice_begins_any_number_of_blocks():
+    with ptxrt.using("emulator", ptx="portable") as outer:
+        choice = ptxrt.using("emulator")
+        for _ in range(3):
+            with choice as inner, choice:
+                assert ptxrt.selection.current() is inner is not outer
+            assert ptxrt.selection.current() is outer
+        seen = []
+
+        def other():
+            with choice:
+                seen.append(ptxrt.selection.current())
+            seen.append(ptxrt.backend.scope().backend)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        assert seen == [inner, None]
+
+
 def test_the_same_choice_is_the_same_machine():
     with ptxrt.using("emulator", checks=True) as one, ptxrt.using("emulator", checks=True) as two:
         assert one is two
@@ -689,6 +709,9 @@ def test_wrong_views_are_refused(emulator):
     for call in (lambda: array.reshape(7), lambda: array.reshape(-1, 4), lambda: array.view(np.int64)):
         with pytest.raises(ptxrt.ArgumentError):
             call()
+    for key, words in (((..., ...), "may stand once"), ((0, 0, 0), "there are 2 axes"), ((..., 0, 0, 0), "2 axes")):
+        with pytest.raises(ptxrt.ArgumentError, match=words):
+            array[key]
     with pytest.raises(ptxrt.ArgumentError, match="Python objects"):
         ptxrt.to_device(np.array([{}]))
 
@@ -776,6 +799,21 @@ def test_programs_run_on_arrays_and_scalars(saxpy, machine):
 def test_an_array_given_twice_is_one_array(saxpy):
     x = np.arange(8, dtype=np.float32)
     saxpy["saxpy"](1, 8, 1.0, x, x, 8)
+    np.testing.assert_array_equal(x, 2 * np.arange(8))
+
+
+def test_arrays_that_overlap_are_one_array_or_refused(saxpy):
+    """Each array of the host is uploaded: a second one of the same memory would get back what the first one was."""
+    x = np.arange(8, dtype=np.float32)
+    saxpy["saxpy"](1, 8, 1.0, x[:], x[:], 8)
+    np.testing.assert_array_equal(x, 2 * np.arange(8))
+    for first, second in ((x[2:], x), (x, x[::2]), (x[::-1], x)):
+        with pytest.raises(ptxrt.ArgumentError, match="arguments 1 and 2 are NumPy arrays that overlap"):
+            saxpy["saxpy"](1, 2, 1.0, first, second, 2)
+    read, whole = np.broadcast_to(np.float32(3), 8), np.zeros(8, np.float32)
+    saxpy["saxpy"](1, 4, 1.0, whole[:4], whole[4:], 4)
+    saxpy["saxpy"](1, 8, 1.0, read, whole, 8)
+    np.testing.assert_array_equal(whole, read)
     np.testing.assert_array_equal(x, 2 * np.arange(8))
 
 

@@ -1,6 +1,8 @@
 """Copies of device arrays, writes to parts of them, conversions and zeros, against NumPy, on every machine."""
 
+import copy
 import itertools
+import pickle
 
 import ml_dtypes
 import numpy as np
@@ -193,3 +195,71 @@ def test_bfloat16_that_numpy_saved_is_bfloat16(emulator, tmp_path):
     device = ptxrt.zeros((4, 64), BF16)
     device[...] = loaded
     np.testing.assert_array_equal(device.to_numpy(), x)
+
+
+def test_elements_are_not_compared_on_a_device(emulator):
+    """Python's defaults would answer for the objects; NumPy answers for elements."""
+    x, host = ptxrt.to_device(np.ones((2, 3), np.float32)), np.ones((2, 3), np.float32)
+    for call in (
+        lambda: x == host,
+        lambda: host == x,
+        lambda: x != 1,
+        lambda: x == np.float32(1),
+        lambda: x == x[...],
+        lambda: x == [1, 2],
+        lambda: [x[...], x].index(x),
+        lambda: bool(x),
+        lambda: 1.0 in x,
+        lambda: np.array_equal(x, host),
+        lambda: np.sum(x),
+        lambda: np.concatenate([host, x]),
+        lambda: np.asarray(x),
+    ):
+        with pytest.raises(TypeError, match="a DeviceArray is not in host memory; .*to_numpy()"):
+            call()
+    assert x == x and x in [x] and x is not None and x != "x" and not x == None and {x: 1}[x] == 1  # noqa: E711
+    assert [np.shape(x), np.ndim(x), np.size(x), np.size(x, 1)] == [(2, 3), 2, 6, 3]
+    for got, want in [
+        (np.transpose(x), host.T),
+        (x.transpose(None), host.T),
+        (np.reshape(x, (3, 2)), host.reshape(3, 2)),
+        (np.broadcast_to(x, (2, 2, 3)), np.broadcast_to(host, (2, 2, 3))),
+    ]:
+        np.testing.assert_array_equal(got.to_numpy(), want)
+
+
+def test_what_belongs_to_a_device_is_not_pickled(emulator):
+    x = ptxrt.to_device(np.ones((2, 64), np.float32))
+    cache, locked = ptxrt.KVCache(2, 16, 1, 64, format="bf16"), ptxrt.PageLocked((2, 3), np.int32)
+    for item in (x, ptxrt.quantize(x, "mxfp8"), cache, ptxrt.Stream(), ptxrt.Event(), locked):
+        for call in (pickle.dumps, copy.deepcopy):
+            if call is copy.deepcopy and (item is x or isinstance(item, ptxrt.QuantizedArray)):
+                continue
+            with pytest.raises(
+                ptxrt.ArgumentError, match="belongs to a device and cannot be pickled or copied deeply; "
+            ):
+                call(item)
+    assert copy.copy(x).address == x.address and copy.copy(cache).arrays["k"] is cache.arrays["k"]
+    q = ptxrt.quantize(x, "nvfp4")
+    again = copy.deepcopy([x, q])
+    x[...] = 0
+    assert (again[0].to_numpy() == 1).all() and again[1].global_scale.address != q.global_scale.address
+    assert repr(locked) == f"PageLocked(int32 [2, 3] for {locked.backend.describe()})"
+
+
+def test_global_scales_are_checked_where_they_are_stored(emulator):
+    x = np.ones((2, 64), np.float32)
+    for q in (ptxrt.quantize(x, "nvfp4"), ptxrt.quantize(ptxrt.to_device(x), "nvfp4")):
+        before = np.asarray(ptxrt.dequantize(q) if not q.on_device else ptxrt.dequantize(q).to_numpy())
+        level = np.asarray(q.global_scale if not q.on_device else q.global_scale.to_numpy())
+        q.global_scale = 2 * float(level)
+        assert isinstance(q.global_scale, ptxrt.DeviceArray) == q.on_device
+        after = np.asarray(ptxrt.dequantize(q) if not q.on_device else ptxrt.dequantize(q).to_numpy())
+        np.testing.assert_array_equal(after, 2 * before)
+        for wrong in (None, "x", -1.0, np.nan, np.ones(2), ptxrt.to_device(np.ones(2, np.float32))):
+            with pytest.raises(ptxrt.ArgumentError, match="global_scale"):
+                q.global_scale = wrong
+    with pytest.raises(ptxrt.ArgumentError, match="global_scale is on the device, codes are not"):
+        ptxrt.quantize(x, "nvfp4").global_scale = ptxrt.to_device(np.float32(1))
+    with pytest.raises(ptxrt.ArgumentError, match="mxfp8 has no global_scale; 1 came"):
+        ptxrt.quantize(x, "mxfp8").global_scale = 1

@@ -276,7 +276,8 @@ def test_the_same_options_give_the_same_machine_while_it_is_used():
     with ptxrt.using("emulator", budget=77) as first:
         x = ptxrt.to_device(numbers(2, 3))
     for i in range(3 * selection.EMULATORS):
-        ptxrt.using("emulator", budget=100 + i).__exit__()
+        with ptxrt.using("emulator", budget=100 + i):
+            pass
     with ptxrt.using("emulator", budget=77) as again:
         assert again is first is x.backend
 

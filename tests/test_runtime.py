@@ -4,6 +4,7 @@ traces.
 Here a missing wait gives wrong numbers, and waits of the host are counted.
 """
 
+import copy
 import gc
 import json
 import threading
@@ -130,6 +131,30 @@ def test_streams_hold_for_a_block(cuda):
     assert int(launch[8]) == stream.handle == stream.__cuda_stream__()[1] and not stream.done
     stream.synchronize()
     assert stream.done
+
+
+def test_threads_leave_the_blocks_that_they_entered(either):
+    """Two threads use one stream at once. Each has its own stream back when it leaves."""
+    one, two, shared = (ptxrt.Stream() for _ in range(3))
+    inside, left, seen = threading.Event(), threading.Event(), []
+
+    def other():
+        with ptxrt.using(either.name), two:
+            with shared:
+                inside.set()
+                left.wait(10)
+                seen.append(selection.current().queue() is shared.queue)
+            seen.append(selection.current().queue() is two.queue)
+
+    thread = threading.Thread(target=other)
+    with one:
+        with shared:
+            thread.start()
+            assert inside.wait(10)
+        assert selection.current().queue() is one.queue
+        left.set()
+        thread.join()
+    assert seen == [True, True] and selection.current().queue() is selection.current().own_queue
 
 
 @pytest.mark.parametrize("priority", ["high", 1.5, None, True, 2**31, np.zeros(2)])
@@ -429,7 +454,7 @@ def test_prepared_calls_refuse_what_is_not_alike(either):
         (lambda: prepared(x, out=x), "out is a DeviceArray; pass a QuantizedArray"),
         (lambda: prepared(x, out=ptxrt.quantize(x, "mxfp6_e3m2")), "out is .*; it was prepared with"),
         (lambda: ptxrt.prepare(ptxrt.quantize, numbers(4, 64), "mxfp4"), "argument 0 is a NumPy array"),
-        (lambda: ptxrt.prepare(ptxrt.quantize), "no device array"),
+        (lambda: ptxrt.prepare(ptxrt.quantize), "no argument of quantize is a device array"),
         (
             lambda: ptxrt.prepare(lambda x: transpose(x).to_numpy(), x),
             "ptxrt.prepare records launches.*waits for the device",
@@ -438,6 +463,90 @@ def test_prepared_calls_refuse_what_is_not_alike(either):
     ]:
         with pytest.raises(ptxrt.ArgumentError, match=words):
             call()
+
+
+class Layer:
+    """An object with an array, as users write it."""
+
+    def __init__(self, weight, eps):
+        self.weight, self.eps, self.scales = weight, eps, [1.0]
+
+
+def test_prepared_calls_find_what_changed_in_lists_and_objects(emulator):
+    """Parts that are no arrays are those of the example's call, also where the same object is passed again."""
+    x, two, seven = (ptxrt.to_device(np.full(shape, value, np.float32)) for shape, value in
+                     (((2, 64), 1), (64, 2), (64, 7)))  # fmt: skip
+    layer = Layer(two, 1.0)
+    prepared = ptxrt.prepare(lambda x, layer: ptxrt.rmsnorm(x, layer.weight, eps=layer.eps), x, layer)
+    want = prepared().to_numpy()
+    for change, words in [
+        (dict(eps=2.0), "eps differs"),
+        (dict(scales=[1.0, 2.0]), "scales differs"),
+        (dict(more=1), "more differs"),
+        (dict(weight=3), "weight differs"),
+    ]:
+        before = dict(vars(layer))
+        vars(layer).update(change)
+        for arguments in ((), (x, layer)):
+            with pytest.raises(ptxrt.ArgumentError, match=words):
+                prepared(*arguments)
+        vars(layer).clear(), vars(layer).update(before)
+        np.testing.assert_array_equal(prepared(x, layer).to_numpy(), want)
+    layer.scales.append(3.0)
+    with pytest.raises(ptxrt.ArgumentError, match="scales differs"):
+        prepared()
+    layer.scales.pop()
+    layer.weight = seven  # arrays may be others
+    np.testing.assert_array_equal(prepared(x, layer).to_numpy(), want * np.float32(3.5))
+
+    for held in ({"weight": two}, [[two]], {"weight": two, "eps": np.ones(3)}):
+        prepared = ptxrt.prepare(lambda x, held: ptxrt.rmsnorm(x, two), x, held)
+        np.testing.assert_array_equal(prepared(x, held).to_numpy(), want_of(x, two))
+        np.testing.assert_array_equal(prepared(x, copy.copy(held)).to_numpy(), want_of(x, two))
+        if isinstance(held, list):
+            held[0][0] = seven
+        elif len(held) > 1:
+            held["eps"][1] = 2
+        else:
+            held["weight"] = seven
+        for arguments in ((), (x, held), (x, copy.deepcopy(held))):
+            with pytest.raises(ptxrt.ArgumentError, match="which has changed since|it was prepared with"):
+                prepared(*arguments)
+
+
+def want_of(x, weight):
+    return ptxrt.rmsnorm(x, weight).to_numpy()
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_prepared_calls_take_lists_of_arrays(emulator, kind):
+    arrays = [ptxrt.to_device(np.full((1, 2, 4, 64), value, np.float32)) for value in (1, 3, 5)]
+    lse = ptxrt.to_device(np.zeros((1, 2, 4), np.float32))
+    prepared = ptxrt.prepare(ptxrt.merge, kind(arrays[:2]), kind([lse, lse]))
+    for pair in ([0, 1], [1, 2], [0, 0]):
+        got, _ = prepared(kind(arrays[i] for i in pair))
+        assert (got.to_numpy() == sum(2 * i + 1 for i in pair) / 2).all()
+    for wrong, words in [
+        (kind(arrays), "item 2 differs"),
+        (kind(arrays[:1]), "item 1 differs"),
+        (kind([arrays[0], 3]), "item 1 differs"),
+        (kind([arrays[0], arrays[1][..., :32]]), r"argument 0 is float32 \[1, 2, 4, 32\]"),
+        ({list: tuple, tuple: list}[kind](arrays[:2]), f"pass a {kind.__name__} as in the example"),
+        (arrays[0], f"pass a {kind.__name__}"),
+    ]:
+        with pytest.raises(ptxrt.ArgumentError, match=words):
+            prepared(wrong)
+
+
+def test_prepared_calls_refuse_arrays_of_another_emulator():
+    with ptxrt.using("emulator"):
+        x = ptxrt.to_device(numbers(4, 64))
+        prepared = ptxrt.prepare(ptxrt.quantize, x, "mxfp8")
+        with ptxrt.using("emulator", races=True) as other:
+            y = ptxrt.to_device(numbers(4, 64))
+        assert other.describe().endswith("races=True")
+        with pytest.raises(ptxrt.ArgumentError, match="races=True; it was prepared with"):
+            prepared(y)
 
 
 def test_prepared_calls_refuse_overlaps(either):
@@ -692,15 +801,19 @@ def test_graphs_keep_their_memory(either):
 
 
 def test_graphs_refuse_what_cannot_be_gathered(either):
-    x, late = ptxrt.to_device(numbers(2, 3)), ptxrt.graph()
+    x, late, recorded = ptxrt.to_device(numbers(2, 3)), ptxrt.graph(), ptxrt.Stream().record()
     with pytest.raises(ptxrt.ArgumentError, match="the graph is new"):
         late.launch()
     for call, words in [
         (lambda: x.to_numpy(), "ptxrt.graph records launches on device arrays; to_numpy waits"),
         *(
             (call, "ptxrt.graph records launches on device arrays; synchronize waits")
-            for call in (ptxrt.synchronize, ptxrt.Stream().synchronize, ptxrt.Stream().record().synchronize)
+            for call in (ptxrt.synchronize, ptxrt.Stream().synchronize, recorded.synchronize)
         ),
+        (lambda: ptxrt.trim_memory(), "trim_memory waits"),
+        (lambda: ptxrt.Event().record(), "an event would be recorded"),
+        (lambda: ptxrt.Stream().record(), "an event would be recorded"),
+        (lambda: ptxrt.Stream().wait(None), "a stream would wait"),
         (lambda: transpose(numbers(2, 3)), "given none"),
         (lambda: ptxrt.to_device(numbers(2)), "copied"),
         (lambda: transpose(x, stream=ptxrt.Stream()), "names another stream"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from ..array import Box, DeviceArray, as_arrays, as_output, empty, is_foreign, refuse_recording, upload
+from ..array import Box, DeviceArray, as_arrays, as_output, empty, is_foreign, refuse_pickle, refuse_recording, upload
 from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
 from ..formats import Format, bf16, f16, format_of, to_convert
@@ -333,6 +333,14 @@ class KVCache:
         formats = {self.format, self.format_v}
         plain = next((_PLAIN[format] for format in formats if format in _PLAIN), None)
         return plain or (f16 if dtype == np.float16 and formats == {"nvfp4"} else bf16)
+
+    def __copy__(self) -> KVCache:
+        same = object.__new__(KVCache)
+        same.__dict__.update(self.__dict__)
+        return same
+
+    def __reduce__(self) -> Any:
+        refuse_pickle(self, "save its arrays, and make a cache `over` them")
 
     def __repr__(self) -> str:
         dims = f"{self.dim}" + (f" and {self.dim_v}" if self.dim_v != self.dim else "")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ..array import DeviceArray, aligned, as_arrays, empty
+from ..array import DeviceArray, aligned, as_arrays, empty, same_memory
 from ..errors import ArgumentError
 from ..formats import FORMATS, bf16, f32, format_of
 from ..kernel import Kernel
@@ -31,7 +31,6 @@ from .gemm_kernels import (
     is_wide,
     normed_rows,
 )
-from .memory import same_memory
 from .outputs import Target
 from .place import ROW_UNIT, Place, copied_to, has_whole_rows, loadable, without_gaps
 from .produce import as_vector, rmsnorm

@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..array import DeviceArray, is_prepared
+from ..array import DeviceArray, is_prepared, overlap, same_memory
 from ..formats import f32
 from ..prepared import note_shared
-from .memory import overlap, same_memory
 from .place import Place, copied_to
 from .quantized import QuantizedArray
 

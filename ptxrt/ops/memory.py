@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..array import Box, DeviceArray, check_forward
+from ..array import DeviceArray, check_forward, overlap, same_memory
 from ..errors import ArgumentError
 from .quantized import QuantizedArray
 
@@ -62,29 +62,3 @@ def check_memory(function: str, parts: dict[str, Any], arrays: dict[str, Any], i
             found = f"{name} {list(part.shape)} has strides of {list(part.strides)} bytes"
             raise ArgumentError(f"{function}: {found}; pass an array whose elements have memory of their own")
     check_forward(function, **parts)
-
-
-# How far `overlap` searches for a common byte of two views of the host before it says that there is one.
-_SEARCHED = 10_000
-
-
-def overlap(x, y) -> bool:
-    """Return whether two arrays, of the host or of a device, share memory. False is certain, True may be wrong for
-    views with gaps."""
-    if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
-        try:
-            return np.shares_memory(x, y, max_work=_SEARCHED)
-        except (RuntimeError, OverflowError):  # too hard to tell
-            return True
-    if not isinstance(x, DeviceArray) or not isinstance(y, DeviceArray) or x.backend is not y.backend:
-        return False
-    return bool(x.size and y.size) and Box.of(x).overlaps(Box.of(y), y.address - x.address)
-
-
-def same_memory(x, y) -> bool:
-    """Return whether two arrays have the same address, shape, strides and dtype."""
-    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
-        where = [z.__array_interface__["data"] if isinstance(z, np.ndarray) else None for z in (x, y)]
-    else:
-        where = [z.address for z in (x, y)]
-    return where[0] == where[1] and x.shape == y.shape and x.strides == y.strides and x.dtype == y.dtype

@@ -199,6 +199,15 @@ class Packed(ABC):
     global_scale: Any
     layout: Any
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_scalar = type(value) is DeviceArray and not value.shape and f32.holds(value.dtype)  # calls store one
+        if name == "global_scale" and name in self.__dict__ and not (is_scalar and self.on_device):
+            if (value is None) != (self.global_scale is None):
+                has = "no global_scale" if self.global_scale is None else "a global_scale"
+                raise ArgumentError(f"{type(self).__name__}: {self.format} has {has}; {value!r} came")
+            value = None if value is None else self._placed_global_scale(value)
+        super().__setattr__(name, value)
+
     def _checked_global_scale(self, block: BlockFormat | None, value):
         """Return None, or the global scale as an array without axes on the side of the codes."""
         name = type(self).__name__
@@ -210,6 +219,11 @@ class Packed(ABC):
             raise ArgumentError(
                 f"{name}: {self.format} has a global_scale; pass it, or 1 where there is a single level"
             )
+        return self._placed_global_scale(value)
+
+    def _placed_global_scale(self, value):
+        """Return a global scale as an array without axes on the side of the codes."""
+        name = type(self).__name__
         scale = checked_global_scale(name, value)
         if isinstance(self.codes, DeviceArray) and isinstance(scale, np.ndarray):
             return upload(self.codes.backend, scale)
