@@ -149,6 +149,14 @@ class EmulatorBackend:
             raise ArgumentError(f"using: timeout is {timeout!r}; pass a number of seconds above 0, or None")
         self.ptx = ptx
         self.arithmetic = arithmetic
+        chosen = dict(
+            checks=checks, budget=budget, timeout=timeout, bank_conflicts=bank_conflicts, races=races, strict=strict,
+            profile=profile, schedule=schedule,
+        )  # fmt: skip
+        usual = dict(checks=True, schedule="together")
+        self._chosen = [
+            f"{name}={value}" for name, value in chosen.items() if value not in (usual.get(name, False), None)
+        ]
         self.emulator = Emulator(
             arithmetic, checks, budget,
             timeout=timeout, bank_conflicts=bank_conflicts, races=races, profile=profile, schedule=schedule,
@@ -163,9 +171,9 @@ class EmulatorBackend:
         self.own_queue = self.new_queue()
 
     def describe(self) -> str:
-        """A text with machine, device number (unless 0), kind of PTX and arithmetic."""
+        """A text with machine, device number (unless 0), kind of PTX, arithmetic, and options that are no defaults."""
         number = f" (device {self.ordinal})" if self.ordinal else ""
-        return f"emulator{number}, {self.ptx} PTX, {self.arithmetic} arithmetic"
+        return ", ".join((f"emulator{number}", f"{self.ptx} PTX", f"{self.arithmetic} arithmetic", *self._chosen))
 
     def on_device(self, ordinal: int) -> "EmulatorBackend":
         """The emulator of the same kind with a device number; it has its own memory."""
