@@ -60,7 +60,7 @@ def compare(got: Any, want: Any) -> Comparison:
         return Comparison(0.0, 1.0, 1.0, 0.0, (), 0.0, 0.0, 0, 0)
     same = (got == want) | (np.isnan(got) & np.isnan(want))
     finite = np.isfinite(got) & np.isfinite(want)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         error = np.where(same, 0.0, np.where(finite, np.abs(got - want), np.inf))
     worst = np.unravel_index(int(np.argmax(error)), got.shape)
     g, w = np.where(finite, got, 0.0).ravel(), np.where(finite, want, 0.0).ravel()
@@ -68,7 +68,7 @@ def compare(got: Any, want: Any) -> Comparison:
     _, exponent = np.frexp(max(np.abs(g).max(), np.abs(w).max()))
     g, w = np.ldexp(g, -exponent), np.ldexp(w, -exponent)
     gg, ww, gw = g @ g, w @ w, g @ w
-    distance = np.sqrt(np.sum((g - w) ** 2)) if np.isfinite(error).all() else np.inf
+    distance = np.sqrt(np.sum((g - w) ** 2)) if (same | finite).all() else np.inf
     return Comparison(
         relative_l2=float(distance / np.sqrt(ww)) if ww else (0.0 if distance == 0 else float("inf")),
         cosine=float(gw / np.sqrt(gg * ww)) if gg and ww else float(gg == ww),
@@ -89,7 +89,8 @@ def _numbers(name: str, x) -> np.ndarray:
     try:
         host = np.asarray(x.to_numpy() if hasattr(x, "to_numpy") else x)
         if host.dtype.kind in "biufV":
-            return host.astype(np.float64)
+            with np.errstate(over="ignore"):
+                return host.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
         pass
     raise ArgumentError(

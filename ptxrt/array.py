@@ -343,7 +343,7 @@ class DeviceArray:
         A view with gaps is read piece by piece. If the pieces are many and small, `copy` the view on the device first.
         """
         refuse_recording("to_numpy waits for the device")
-        host = _host_array("to_numpy", self.shape, self.dtype)
+        host = host_array("to_numpy", self.shape, self.dtype)
         if host.nbytes:
             queue = self.backend.queue(stream)
             self.memory.acquire(queue, False)
@@ -359,7 +359,7 @@ class DeviceArray:
         order = sorted(range(self.ndim), key=lambda axis: -once.strides[axis])
         sorted_view = once.transpose(order)
         outer = next(i for i in range(self.ndim + 1) if sorted_view[(0,) * i].is_contiguous)
-        host = _host_array("to_numpy", sorted_view.shape, self.dtype)
+        host = host_array("to_numpy", sorted_view.shape, self.dtype)
         for piece in np.ndindex(host.shape[:outer]):
             self.backend.read(sorted_view[piece].address, host[(*piece, ...)], queue)
         return host.transpose(np.argsort(order))
@@ -367,8 +367,10 @@ class DeviceArray:
     # Copies and writes, by launches: see `ptxrt.copies`
 
     def copy(self, *, stream: StreamLike = None) -> "DeviceArray":
-        """Copy the elements to new memory of the same device, in row-major order, by a launch; the call does not
-        wait."""
+        """Copy the elements to new memory of the same device, in row-major order; the call does not wait.
+
+        It takes a launch, and one for each index of an axis that runs backward.
+        """
         return _copies().copy(self, stream)
 
     def astype(self, dtype: DTypeLike, *, stream: StreamLike = None) -> "DeviceArray":
@@ -384,8 +386,9 @@ class DeviceArray:
 
         The write runs in the current stream, after earlier uses of the part and before later ones. A graph that is
         launched again thus reads the new inputs. Numbers and host arrays are converted to the array's dtype as NumPy
-        does within a kind; device arrays must have that dtype. ArgumentError while a graph or a prepared call is
-        recorded, for masks and lists as keys, for a read-only array, and for values that do not fit.
+        does within a kind; device arrays must have that dtype. A graph or a prepared call records writes of device
+        arrays. ArgumentError there for numbers and host arrays, and anywhere for masks and lists as keys, for a
+        read-only array, and for values that do not fit.
         """
         _copies().assign(self if key is Ellipsis else self[key], value)
 
@@ -710,7 +713,7 @@ def check_size(function: str, shape, dtype: np.dtype) -> None:
         )
 
 
-def _host_array(function: str, shape, dtype: np.dtype) -> np.ndarray:
+def host_array(function: str, shape, dtype: np.dtype) -> np.ndarray:
     """Allocate an array of the host; OutOfMemory if the host has too little memory."""
     try:
         return np.empty(shape, dtype)
@@ -767,7 +770,7 @@ def upload(backend: Backend, host: np.ndarray, stream=None) -> DeviceArray:
     refuse_recording("a NumPy array would be copied")
     host = np.asarray(host)
     if not host.flags.c_contiguous:
-        rows = _host_array("to_device", host.shape, host.dtype)
+        rows = host_array("to_device", host.shape, host.dtype)
         np.copyto(rows, host)
         host = rows
     queue = backend.queue(stream)

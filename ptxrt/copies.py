@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # The most blocks of a grid along y and z, and the most bytes of the pattern that fills an array.
 _GRID, _PATTERN = 65535, 4096
+_WRITES = "an array would be written to from the host, which is no launch"
 
 
 def zeros(
@@ -59,17 +60,18 @@ def astype(array: DeviceArray, dtype: DTypeLike, stream: StreamLike = None) -> D
 
 def assign(target: DeviceArray, value: Any) -> None:
     """Write an array that broadcasts, or a number, to every element of `target`; see `DeviceArray.__setitem__`."""
-    refuse_recording("an array would be written to, which is no launch")
     if not target.writeable:
         raise ArgumentError(f"{target!r} is read-only; write to the array that it was made of, or to a copy()")
     if type(value) is np.ndarray and value.shape == target.shape and value.dtype == target.dtype:
         if target.is_contiguous and value.dtype.isnative:  # most writes
+            refuse_recording(_WRITES)
             _write(target, value)
             return
     elif isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, np.void):
         value = _number(target, value)
     (value,) = as_arrays("a[...] = x", x=value)
     if isinstance(value, np.ndarray):
+        refuse_recording(_WRITES)
         value = _converted(target, value)
         extra = value.ndim - target.ndim
         if target.is_contiguous and value.shape == (1,) * extra + target.shape:
@@ -124,7 +126,9 @@ def _converted(target: DeviceArray, value: np.ndarray) -> np.ndarray:
     """Convert an array of the host to the target's dtype as NumPy does within a kind."""
     if value.dtype == target.dtype:
         return value
-    if not np.can_cast(value.dtype, target.dtype, "same_kind") and not _are_floats(value.dtype, target.dtype):
+    is_narrower = value.dtype.kind == "c" != target.dtype.kind  # ml_dtypes would drop the imaginary parts
+    of_kind = np.can_cast(value.dtype, target.dtype, "same_kind") or _are_floats(value.dtype, target.dtype)
+    if is_narrower or not of_kind:
         raise ArgumentError(f"a[...] = x: x is {value.dtype}, a {target.dtype}; write x.astype({target.dtype.name!r})")
     with np.errstate(over="ignore", invalid="ignore"):
         return value.astype(target.dtype)

@@ -64,6 +64,12 @@ def check_writeable(path) -> None:
         raise cannot(path, "written", FileNotFoundError())
     if os.path.isdir(path):
         raise cannot(path, "written", IsADirectoryError())
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # such as a name that is too long
+        raise cannot(path, "written", error) from error
     device = os.path.exists(path) and not os.path.isfile(path)  # it is written to, not replaced
     if not device and not os.access(folder, os.W_OK):
         raise cannot(path, "written", PermissionError())

@@ -34,7 +34,7 @@ class Header:
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         self.shape, self.columns, self.dtype = read(stream)
         if self.dtype.hasobject:
-            raise ValueError("it holds pickled objects, which are never loaded")
+            raise ValueError("it holds pickled objects, which are never loaded, where an array of numbers is due")
         if any(size < 0 for size in self.shape):
             raise ValueError(f"its shape is {list(self.shape)}")
         self.nbytes = prod(self.shape) * self.dtype.itemsize
@@ -114,7 +114,7 @@ def understood(path, what: str, advice: str) -> Iterator[None]:
     except Exception as error:
         reason = str(error) or type(error).__name__
         if "allow_pickle" in reason or "Object arrays" in reason:
-            reason = "it holds pickled objects, which are never loaded"
+            reason = "it holds pickled objects, which are never loaded, where an array of numbers is due"
         raise FileError(f"{path} {what}: {reason}. {advice}") from error
 
 

@@ -23,9 +23,9 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Collection, Sequence
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
@@ -761,12 +761,19 @@ def _prepared(recording: Recording) -> Callable:
     labels += recording.names
     known = writer.known
     known.update({f"_E{i}": argument.value for i, argument in enumerate(arguments)}, _scope=_scope.get)
-    known.update(_own=backend.own_queue, _queue_of=backend.queue, _careful=_careful(recording), _backend=backend)
+    known.update(
+        _refuse=partial(_refuse_arguments, recording),
+        _own=backend.own_queue,
+        _queue_of=backend.queue,
+        _careful=_careful(recording),
+        _backend=backend,
+    )
     known.update(
         {f"_x{leaf}": array for leaf, array in enumerate(recording.leaves)}, _changes=changes, _known=(None, 0)
     )
     defaults = [f"{label}=_E{i}" for i, label in enumerate(labels)]
     positional = "".join(f"{d}, " for d in defaults[: recording.positional]) + ("/, " if recording.positional else "")
+    named = defaults[recording.positional :]
     passed = "".join(f"{label}, " for label in labels)
     renamed = [f"        _g{i} = {label}" for i, label in enumerate(labels) if label != f"_g{i}"]
     fetch = {
@@ -781,8 +788,10 @@ def _prepared(recording: Recording) -> Callable:
     # A call on the example's arrays that passes all tests notes its queue and the count of changes. The next one need
     # not repeat the tests of the memory while both are the same: arrays are fixed, and so is what memory they share.
     lines = [
-        f"def prepared({positional}*, {''.join(f'{d}, ' for d in defaults[recording.positional :])}stream=None):",
+        f"def prepared({positional}*_rest, {''.join(f'{d}, ' for d in named)}stream=None, **_others):",
         "    global _known",
+        "    if _rest or _others:",
+        "        _refuse(_rest, _others)",
         "    try:",
         *(f"        _a{leaf} = {source}" for leaf, source in fetch.items()),
         f"        _alike = {' and '.join(['not _observers', *fixed])}",
@@ -813,6 +822,16 @@ def _prepared(recording: Recording) -> Callable:
     function.__module__ = __name__
     function.launches = tuple(plan.receipt(values) for plan, _, values in recording.steps)
     return function
+
+
+def _refuse_arguments(recording: Recording, rest: Sequence[Any], others: Collection[str]) -> NoReturn:
+    """Raise ArgumentError for arguments that the example does not have."""
+    count = recording.positional
+    found = f"the argument{'s' * (len(others) > 1)} {', '.join(others)}" if others else f"{count + len(rest)} arguments"
+    names = "".join(f", {name}" for name in recording.names)
+    raise ArgumentError(
+        f"prepared: {found} came; {recording.name} was prepared with {count} by position{names}. Prepare another call."
+    )
 
 
 def _careful(recording: Recording) -> Callable:

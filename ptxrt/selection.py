@@ -114,7 +114,14 @@ def _notice() -> None:
 def place(device: int | None = None) -> Backend:
     """Return the backend of the current machine, on device number `device` if one is given."""
     backend = current()
-    return backend if device is None else backend.on_device(device)
+    return backend if device is None else backend.on_device(_checked_device(device))
+
+
+def _checked_device(device: Any) -> int:
+    """Return the number of a device as an int."""
+    if isinstance(device, bool) or not isinstance(device, (int, np.integer)) or device < 0:
+        raise ArgumentError(f"device is {device!r}; pass the number of a device, from 0 on")
+    return int(device)
 
 
 def default_machine() -> str:
@@ -158,8 +165,7 @@ def backend_for(name: str, device: int | None = None, **options) -> Backend:
     """Return the backend of a machine, one object for equal options. MachineError if the machine is not available."""
     if name not in MACHINES:
         raise ArgumentError(f"the machine is {name!r}; there is {', '.join(MACHINES)} (ptxrt.using or PTXRT_MACHINE)")
-    if device is not None and (isinstance(device, bool) or not isinstance(device, (int, np.integer)) or device < 0):
-        raise ArgumentError(f"device is {device!r}; pass the number of a device, from 0 on")
+    device = None if device is None else _checked_device(device)
     if name == "emulator":
         options = _emulator_options(options)
     elif options:

@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+import warnings
 from pathlib import Path
 
 import ml_dtypes
@@ -935,6 +936,20 @@ def test_a_program_writes_into_arrays_of_the_other_byte_order(saxpy):
     assert y.dtype == np.dtype(">f4")
 
 
+@pytest.mark.parametrize("device", [-1, True, False, 0.0, 1.0, "0", np.array([0, 1]), np.array([]), [0]])
+def test_a_device_is_a_whole_number(emulator, device):
+    for call in (
+        lambda: ptxrt.empty((2,), np.float32, device=device),
+        lambda: ptxrt.zeros((2,), np.float32, device=device),
+        lambda: ptxrt.to_device(np.ones(2), device=device),
+        lambda: ptxrt.Stream(device=device),
+        lambda: ptxrt.using("emulator", device=device),
+    ):
+        with pytest.raises(ptxrt.ArgumentError, match="device is .*; pass the number of a device, from 0 on"):
+            call()
+    assert ptxrt.empty((2,), np.float32, device=np.int8(0)).device == 0
+
+
 # Comparison
 
 
@@ -958,6 +973,11 @@ def test_compare_takes_special_values_seriously():
     assert (zero.relative_l2, zero.cosine, zero.gain) == (0, 1, 1)
     assert ptxrt.compare([1.0], [0.0]).relative_l2 == np.inf
     assert ptxrt.compare(np.full(2, 1e300), np.full(2, 1e300)).cosine == pytest.approx(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opposite = ptxrt.compare(np.array([1e308, -1e308]), np.array([-1e308, 1e308]))
+        assert ptxrt.compare(np.array([np.longdouble("1e4000")]), np.array([1.0])).relative_l2 == np.inf
+    assert opposite.relative_l2 == pytest.approx(2) and opposite.cosine == pytest.approx(-1)
     assert ptxrt.compare(np.zeros(0), np.zeros(0)).size == 0
     with pytest.raises(ptxrt.ArgumentError, match="got has shape \\[2\\], want \\[3\\]"):
         ptxrt.compare(np.zeros(2), np.zeros(3))

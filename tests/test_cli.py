@@ -490,6 +490,7 @@ def test_bad_targets(x, tmp_path):
     refuse("run", "transpose_tiled", "--x", x, "-o", tmp_path / "y.npz", part="give it a name that ends in .npy")
     refuse("run", "quantize", "--x", x, "-o", tmp_path / "q.npy", part="give it a name that ends in .npz")
     refuse("run", "quantize", "--x", x, "-o", tmp_path / "no" / "q.npz", part="does not exist")
+    refuse("run", "quantize", "--x", x, "-o", tmp_path / f"{'q' * 300}.npz", part="its name is longer than the file")
     (tmp_path / "q.npz").mkdir()
     refuse("run", "quantize", "--x", x, "-o", tmp_path / "q.npz", part="it is a folder")
 

@@ -263,3 +263,32 @@ def test_global_scales_are_checked_where_they_are_stored(emulator):
         ptxrt.quantize(x, "nvfp4").global_scale = ptxrt.to_device(np.float32(1))
     with pytest.raises(ptxrt.ArgumentError, match="mxfp8 has no global_scale; 1 came"):
         ptxrt.quantize(x, "mxfp8").global_scale = 1
+
+
+def test_writes_of_device_arrays_are_recorded(machine):
+    x, y = ptxrt.to_device(np.zeros((4, 6), np.float32)), ptxrt.to_device(np.ones((4, 3), np.float32))
+
+    def write(y):
+        x[:, ::2] = y
+        x[:, 1::2] = x[:, ::2]
+
+    with ptxrt.graph() as g:
+        write(y)
+        for value in (3, np.float32(3), np.ones((4, 6), np.float32)):
+            with pytest.raises(ptxrt.ArgumentError, match="would be written to from the host"):
+                x[...] = value
+    prepared = ptxrt.prepare(write, y)
+    for launch in (g.launch, prepared):
+        for value in (5, 7):
+            y[...] = value
+            launch()
+            assert (x.to_numpy() == value).all()
+
+
+@pytest.mark.parametrize("dtype", [BF16, ml_dtypes.float8_e4m3fn, np.float16, np.float32, np.int32])
+def test_imaginary_parts_are_never_dropped(emulator, dtype):
+    x = ptxrt.to_device(np.zeros(3, dtype))
+    for value in (3 + 4j, np.complex64(1j), np.full(3, 2 + 1j)):
+        with pytest.raises(ptxrt.ArgumentError, match="complex"):
+            x[...] = value
+    assert (x.to_numpy() == np.zeros(3, dtype)).all()

@@ -403,6 +403,12 @@ def test_numbers_of_groups_with_gaps_on_the_device(emulator):
             call()
 
 
+@pytest.mark.parametrize("experts", [0, -1, 2**31 - 1, 2.0, True, None, "3"])
+def test_numbers_of_experts(experts):
+    with pytest.raises(ArgumentError, match=f"route: experts is {experts!r}; pass a whole number from 1 to 2147483646"):
+        ptxrt.route(np.zeros((2, 1), np.int32), experts)
+
+
 def test_outputs_share_no_memory_with_numbers_of_groups(emulator):
     a, b, starts = A, W, np.array([0, 2, 4, 6], np.int32)
     memory = ptxrt.to_device(np.zeros(6 * 8 * 2, np.uint8))

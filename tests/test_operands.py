@@ -7,6 +7,7 @@ import pytest
 import exact_blocks
 import ptxrt
 from ptxrt.blocks import BLOCK_FORMATS
+from ptxrt.ops import place
 from ptxrt.ops.operands import Operand, operand_rule
 from ptxrt.ops.packers import PACK_KEYS, PACK_VALUES
 from ptxrt.ops.quantized import Packed
@@ -580,3 +581,39 @@ def test_wrong_imports(emulator):
     ]:
         with pytest.raises(ptxrt.ArgumentError, match=words):
             call()
+
+
+@pytest.mark.parametrize("format", ["mxfp8", "nvfp4"])
+def test_calls_that_need_tables_or_numbers_are_recorded(emulator, rng, format):
+    """What the host makes for a call is on the device before the launches, also where the first call is recorded."""
+    x = ptxrt.to_device(rng.standard_normal((1, 2, 70, 40)).astype(np.float32))
+    level = dict(global_scale=0.5) if format == "nvfp4" else {}
+    place.table_on.cache_clear()
+    for role in ("k", "v", "q"):
+        want = ptxrt.quantize_operand(x.to_numpy(), format, role=role, **level)
+
+        def call(x):
+            operand = ptxrt.quantize_operand(x, format, role=role, **level)
+            return operand, ptxrt.dequantize(operand)
+
+        with ptxrt.graph() as g:
+            recorded = call(x)
+        prepared = ptxrt.prepare(call, x)
+        for launch in (lambda: g.launch() or recorded, prepared, lambda: call(x)):
+            operand, values = launch()
+            assert {n: a.to_numpy().tobytes() for n, a in operand.arrays.items()} == {
+                n: a.tobytes() for n, a in want.arrays.items()
+            }
+            np.testing.assert_array_equal(values.to_numpy(), np.asarray(want))
+
+
+def test_quantized_values_are_not_quantized_again(emulator, rng):
+    x = rng.standard_normal((1, 2, 70, 64)).astype(np.float32)
+    for x in (x, ptxrt.to_device(x)):
+        for q in (ptxrt.quantize(x, "mxfp8"), ptxrt.quantize_operand(x, "mxfp8", role="k")):
+            for call in (
+                lambda: ptxrt.quantize(q, "mxfp4", pad=True),
+                lambda: ptxrt.quantize_operand(q, "mxfp8", role="k"),
+            ):
+                with pytest.raises(ptxrt.ArgumentError, match="x is .*; pass floats"):
+                    call()

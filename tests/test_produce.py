@@ -600,3 +600,27 @@ X, QUANTIZED = normal(6, 64), ptxrt.quantize
 def test_wrong_calls(words, call):
     with ptxrt.using("emulator"), pytest.raises(ArgumentError, match=words):
         call()
+
+
+@pytest.mark.parametrize("name", ["rmsnorm", "gelu", "swiglu", "take_rows", "matmul"])
+def test_a_scale_layout_beside_out_is_that_of_out(emulator, name):
+    x = np.ones((4, 64), np.float32)
+    word, call = {
+        "take_rows": ("scale_layout", lambda **options: ptxrt.take_rows(x, np.arange(4), **options)),
+        "matmul": (
+            "out_scale_layout",
+            lambda **options: ptxrt.matmul(x, x, a_format="bf16", b_format="bf16", **options),
+        ),
+    }.get(name, ("scale_layout", lambda **options: getattr(ptxrt, name)(x, **options)))
+    prefix = "out_" if name == "matmul" else ""
+    made = {f"{prefix}format": "mxfp8"}
+    linear, swizzled = call(**made), call(**made, **{word: "128x4"})
+    for out, layout in ((linear, "linear"), (swizzled, "128x4"), (swizzled, "linear")):
+        assert call(out=out, **{word: layout}) is out
+    for wrong, words in (
+        ("128x4", f"{word} '128x4'; leave out {word}"),
+        ("bogus", "pass 'linear' or '128x4'"),
+        (5, "5"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            call(out=linear, **{word: wrong})

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import ptxrt
-from ptxrt.errors import ArgumentError
+from ptxrt.errors import ArgumentError, OutOfMemory
+from ptxrt.ops import rotation
 
 
 @pytest.mark.parametrize("dim, length, base", [(2, 1, 10000.0), (64, 300, 10000.0), (128, 50, 1e6), (96, 0, 500000)])
@@ -75,8 +76,21 @@ def test_yarn(dim, base, factor, length, truncate):
         ("factor of yarn is 0", lambda table: table(8, 3, yarn=dict(factor=0, length=4))),
         ("truncate of yarn", lambda table: table(8, 3, yarn=dict(factor=2, length=4, truncate=1))),
         ("magnitude of yarn", lambda table: table(8, 3, yarn=dict(factor=2, length=4, magnitude=-1))),
+        ("float32 holds", lambda table: table(8, 3, yarn=dict(factor=2, length=4, magnitude=1e300))),
     ],
 )
 def test_wrong_calls(words, call):
     with pytest.raises(ArgumentError, match=words):
         call(ptxrt.rope_table)
+
+
+def test_tables_that_memory_does_not_hold():
+    with pytest.raises(OutOfMemory, match="rope_table: the host has no .* bytes"):
+        ptxrt.rope_table(2**20, 2**38)
+
+
+def test_parts_of_a_table_are_those_of_one(monkeypatch):
+    want = ptxrt.rope_table(6, 50)
+    for count in (1, 7, 60):
+        monkeypatch.setattr(rotation, "_ROWS_AT_ONCE", count)
+        np.testing.assert_array_equal(ptxrt.rope_table(6, 50), want)

@@ -538,6 +538,18 @@ def test_prepared_calls_take_lists_of_arrays(emulator, kind):
             prepared(wrong)
 
 
+def test_prepared_calls_refuse_arguments_that_the_example_lacks(either):
+    x = ptxrt.to_device(numbers(4, 64))
+    prepared = ptxrt.prepare(ptxrt.quantize, x, "mxfp4", axis=-1)
+    for call, words in [
+        (lambda: prepared(x, "mxfp4", x), "3 arguments came; quantize was prepared with 2 by position, axis"),
+        (lambda: prepared(x, pad=True), "the argument pad came"),
+        (lambda: prepared(x, pad=True, out=None), "the arguments pad, out came"),
+    ]:
+        with pytest.raises(ptxrt.ArgumentError, match=words):
+            call()
+
+
 def test_prepared_calls_refuse_arrays_of_another_emulator():
     with ptxrt.using("emulator"):
         x = ptxrt.to_device(numbers(4, 64))

@@ -14,7 +14,7 @@ from .names import complete_kernels, find_units
 
 @main.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_kernels)
-@click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs.")
 @click.option("--races", is_flag=True, help="Check for races on the emulator, with one case of each size.")
 @click.option(
     "--strict",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -80,7 +81,7 @@ def run_job(
 
     if output:
         check_target(output, job.outputs)
-    replaced = output is not None and output.exists()
+    replaced = output is not None and os.path.isfile(output)
     start = time.perf_counter()
     with collect(timing=trace) as traced:
         results = job.call()

@@ -35,7 +35,8 @@ def completion(shell):
 
 def in_lines(title: str, rows: Mapping[str, str], width: int) -> None:
     """Print a title and a line with a text for each name. Lines wrap at spaces to the width of the terminal."""
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    columns = shutil.get_terminal_size().columns if is_terminal else 10_000
     indent = " " * (width + 4)
     click.echo(title)
     for name, words in rows.items():
@@ -94,6 +95,8 @@ def show(ctx, name, ptx, sass):
     """
     from .. import kernels, units
 
+    if ptx and sass:
+        raise click.UsageError("--ptx and --sass were given; give one of them")
     functions, classes = public_functions(), public_classes()
     if name in classes:
         if ptx or sass:

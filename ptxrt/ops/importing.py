@@ -1,6 +1,5 @@
 """Operands from codes and scales of other libraries: the kernel that arranges them in tiles, and `operand_of`."""
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from ..errors import ArgumentError
 from ..formats import bf16, i32, u8
 from ..kernel import kernel
 from ..tiles import TILE_KEYS, TileLayout, tile_layout, tiles_of
+from .place import table_on
 from .quantized import checked_global_scale
 from .quantizers import DEQUANTIZE
 from .scales import fill_f32
@@ -86,12 +86,6 @@ def tile_codes(
                 at, column = rows[chosen] + tile * step, columns[chosen]
                 present = (at < plain.shape[2]) & (column < plain.shape[3])
                 tiles[:, :, tile, chosen[present]] = plain[:, :, at[present], column[present]]
-
-
-@lru_cache(maxsize=64)
-def _sources_on(backend, layout: TileLayout) -> DeviceArray:
-    """Upload `tile_sources` to a device; the result is cached."""
-    return upload(backend, tile_sources(layout))
 
 
 def operand_of(made: type, codes, scales, format, role, axis, global_scale, dim, stream) -> "Operand":
@@ -170,7 +164,9 @@ def operand_of(made: type, codes, scales, format, role, axis, global_scale, dim,
             steps["code_step"] = TILE_KEYS
         tiles = empty((batch, heads, tiles_of(length), layout.nbytes), np.uint8, device=backend.ordinal)
         if tiles.size:
-            tile_codes(*device.values(), sources=_sources_on(backend, layout), tiles=tiles, **steps, stream=stream)
+            tile_codes(
+                *device.values(), sources=table_on(backend, tile_sources, layout), tiles=tiles, **steps, stream=stream
+            )
         result = made(tiles, format=format, role=role, shape=shape, dim=layout.dim, global_scale=level)
     return result.to_numpy(stream=stream) if on_host and result.on_device else result
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array import DeviceArray, as_arrays, check_forward, empty, to_device, upload
+from ..array import DeviceArray, allocate, as_arrays, check_forward, empty, to_device, upload
 from ..blocks import BLOCK_FORMATS, BlockFormat
 from ..errors import ArgumentError
 from ..formats import Format, f32, format_of, to_convert
@@ -21,8 +21,9 @@ from ..tiles import TILE_DIMS, TILE_KEYS, TileLayout, tile_dim, tile_layout, til
 from .cast import cast
 from .importing import operand_of
 from .packers import PACK_KEYS, PACK_VALUES, unpack_rows
+from .place import table_on
 from .quantize import given_global_scale, quantize, rule_number
-from .quantized import Packed, QuantizedArray, checked_shape, decoded, stored_as
+from .quantized import Packed, QuantizedArray, checked_shape, decoded, stored_as, unquantized
 from .quantizers import DEQUANTIZE, DEQUANTIZE_COLUMNS
 from .scales import fill_f32, gather_bytes
 from .smoothing import SMOOTH_QUERIES, add_mean, less_block_means, mean_keys, operand_scale, scan_keys
@@ -345,7 +346,7 @@ def quantize_operand(
     smooth = _checked_smooth(smooth, role, block)
     if not isinstance(layout, str) or layout not in ("bhsd", "bshd"):
         raise ArgumentError(f"{name}: layout is {layout!r}; pass 'bhsd' or 'bshd'")
-    (x,) = as_arrays(name, x=x)
+    (x,) = unquantized(name, x=x)
     check_forward(name, x=x)
     if format_of(x.dtype) is None:
         raise ArgumentError(f"{name}: x is {x.dtype} {list(x.shape)}; {to_convert('x', False)}")
@@ -460,6 +461,10 @@ def _as(member: Format, values: DeviceArray, stream) -> DeviceArray:
     return target
 
 
+def _places(tile: TileLayout, name: str) -> np.ndarray:
+    return getattr(tile, name).astype(np.int32).reshape(-1)
+
+
 def _values_of_tiles(q: Operand, device: dict, member: Format, stream) -> DeviceArray:
     """Dequantize keys or values to [batch, heads, length, dim], with the subtracted mean added."""
     tile, (batch, heads, length, dim) = q.layout.tile, q.shape
@@ -469,16 +474,16 @@ def _values_of_tiles(q: Operand, device: dict, member: Format, stream) -> Device
     count = prod(tiles.shape[:3])
     tiles = tiles.reshape(count, tile.nbytes)
 
-    def plain(places: np.ndarray) -> DeviceArray:
-        where = upload(tiles.backend, np.ascontiguousarray(places, np.int32).reshape(-1), stream)
-        return gather_bytes(tiles, where, stream=stream).reshape(count, *places.shape)
+    def plain(name: str) -> DeviceArray:
+        where = table_on(tiles.backend, _places, tile, name)
+        return gather_bytes(tiles, where, stream=stream).reshape(count, *getattr(tile, name).shape)
 
     result = f32 if "mean" in device else member
-    codes = plain(tile.codes_places)
+    codes = plain("codes_places")
     if tile.block is None:
         values, result = codes.reshape(count * TILE_KEYS, 2 * tile.dim).view(tile.element.dtype), tile.element
     else:
-        scales = plain(tile.scale_places)
+        scales = plain("scale_places")
         level = [device["global_scale"].reshape(1)] if "global_scale" in device else []
         if q.role == "k":
             codes, scales = (a.reshape(count * TILE_KEYS, a.shape[-1]) for a in (codes, scales))
@@ -653,12 +658,20 @@ def _scanned(x: DeviceArray, starts, ends, smooth: bool, block: BlockFormat | No
     """Return the mean of the keys, if smoothed, and the global scale, if the format has one: the given one, or one from
     a single read of x."""
     two_level = block is not None and block.two_level
+
+    def filled(shape: tuple[int, ...], value: float) -> DeviceArray:
+        numbers = allocate(x.backend, shape, f32.dtype, x.backend.queue(stream))
+        return fill_f32(x=numbers.reshape(numbers.size), value=value, stream=stream).reshape(shape)
+
     if isinstance(level, np.ndarray):
-        level = upload(x.backend, level, stream)
+        level = filled((), float(level))
     if not x.size:
         sequences = x.shape[0] if starts is None else starts.shape[0]
-        mean = upload(x.backend, np.zeros((sequences, x.shape[1], x.shape[3]), np.float32), stream) if smooth else None
-        return mean, upload(x.backend, np.ones((), np.float32), stream) if two_level and level is None else level
+        mean_shape = (sequences, x.shape[1], x.shape[3])
+        mean = allocate(x.backend, mean_shape, f32.dtype, x.backend.queue(stream)) if smooth else None
+        if mean is not None and mean.size:
+            mean = filled(mean_shape, 0.0)
+        return mean, filled((), 1.0) if two_level and level is None else level
     outputs = dict(sums=smooth, largest=two_level and level is None)
     outputs = {name: True for name, asked in outputs.items() if asked}
     if not outputs:

@@ -17,7 +17,7 @@ from .memory import check_parts
 from .operands import operand_rule
 from .place import Place, copied_to
 from .quantize import given_global_scale, rule_number
-from .quantized import SCALE_LAYOUTS, Layout, QuantizedArray, block_format, layout_of
+from .quantized import SCALE_LAYOUTS, Layout, QuantizedArray, block_format, checked_scale_layout, layout_of
 from .scales import fill_f32
 
 
@@ -128,6 +128,10 @@ def checked_ending(
     if isinstance(out, QuantizedArray):
         if format not in (None, out.format):
             raise ArgumentError(f"{function}: out is {out!r}, {prefix}format {format!r}; leave out {prefix}format")
+        checked_scale_layout(function, scale_layout, prefix)
+        if scale_layout not in ("linear", out.scale_layout):
+            found = f"out is {out!r}, {prefix}scale_layout {scale_layout!r}"
+            raise ArgumentError(f"{function}: {found}; leave out {prefix}scale_layout")
         format, scale_layout = out.format, out.scale_layout
     if format is None:
         if not isinstance(scale_layout, str) or scale_layout != "linear":

@@ -224,9 +224,9 @@ def norm_rows(
 
     m is the mean of the row if `centered`, else 0; s is the mean square of v - m. A missing weight counts as 1, a
     missing bias as 0. Arithmetic is float32, in an order that depends on `cols` alone: a row's bits depend on no other
-    row. Squares that overflow float32 are infinite: rows of values beyond 1.8e19 become zeros. total: receives v in x's
-    type. rounds: the sum with the residual, and the values that the weight multiplies, are rounded to x's type. An
-    infinity or a NaN makes its row NaN; without `centered` finite values beside an infinity become zeros.
+    row. A row whose sum of squares overflows float32 becomes zeros. total: receives v in x's type. rounds: the sum with
+    the residual, and the values that the weight multiplies, are rounded to x's type. An infinity or a NaN makes its row
+    NaN; without `centered` finite values beside an infinity become zeros.
 
     Values are rounded once, to nearest, ties to even, to the type of the output among out_f32, out_f16 and out_bf16. Or
     they are quantized with the bytes of `quantize` of the float32 values: ending 1 mxfp8, 2 mxfp4, 3 nvfp4 under

@@ -27,6 +27,7 @@ from .quantized import (
     layout_of,
     shaped,
     swizzle,
+    unquantized,
     unswizzle,
 )
 from .quantizers import QUANTIZE, QUANTIZE_COLUMNS, tiled
@@ -71,9 +72,10 @@ def quantize(
             writes. None computes it from the largest finite magnitude; 1 leaves only the block scales.
         pad: Whether the axis is padded with zeros to whole blocks.
         out: A QuantizedArray of the same format, shape, axis and layout to write to. On a device its codes and scales
-            are in row-major order and begin at multiples of 16 bytes. Its global scale is written, too: in the scalar
-            that it was made with, or in one of its own if it refers to that of an earlier call. A device scalar as
-            global_scale replaces it; a prepared call copies its value instead, unless `out` refers to a scalar already.
+            are in row-major order and begin at multiples of 16 bytes. Its global scale is written, too: on a device in
+            the scalar that it was made with, or in one of its own if it refers to that of an earlier call. A device
+            scalar as global_scale replaces it; a prepared call copies its value instead, unless `out` refers to a
+            scalar already.
         stream: A stream of the device; None is the library's own.
 
     Returns:
@@ -84,7 +86,7 @@ def quantize(
     """
     block = block_format("quantize", format)
     rule = rule_number("quantize", block, scale_rule)
-    (x,) = as_arrays("quantize", x=x)
+    (x,) = unquantized("quantize", x=x)
     layout = _checked_layout(x, block, axis, scale_layout, pad)
     on_host = isinstance(x, np.ndarray)
     checked_level = given_global_scale("quantize", block, global_scale, on_host)

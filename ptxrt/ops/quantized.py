@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
+from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
 import numpy as np
@@ -127,6 +128,14 @@ def block_format(function: str, name) -> BlockFormat:
     return BLOCK_FORMATS[name]
 
 
+def checked_scale_layout(function: str, scale_layout, prefix: str = "") -> None:
+    """Raise ArgumentError for a scale layout that does not exist. prefix: of the argument's name."""
+    if not isinstance(scale_layout, str) or scale_layout not in SCALE_LAYOUTS:
+        raise ArgumentError(
+            f"{function}: {prefix}scale_layout is {scale_layout!r}; pass {' or '.join(map(repr, SCALE_LAYOUTS))}"
+        )
+
+
 def layout_of(
     function: str, format: BlockFormat, shape: tuple[int, ...], axis, scale_layout, prefix: str = ""
 ) -> Layout:
@@ -134,10 +143,7 @@ def layout_of(
 
     prefix: of the argument's name, such as `out_`.
     """
-    if not isinstance(scale_layout, str) or scale_layout not in SCALE_LAYOUTS:
-        raise ArgumentError(
-            f"{function}: {prefix}scale_layout is {scale_layout!r}; pass {' or '.join(map(repr, SCALE_LAYOUTS))}"
-        )
+    checked_scale_layout(function, scale_layout, prefix)
     return _layout(format, shape, checked_axis(function, axis, shape), scale_layout)
 
 
@@ -146,10 +152,21 @@ _layout = lru_cache(maxsize=1024)(Layout)
 
 def checked_axis(function: str, axis, shape: tuple[int, ...]) -> int:
     """Return the axis counted from the end; ArgumentError if `shape` does not have it."""
-    rank = len(shape)
-    if not isinstance(axis, (int, np.integer)) or isinstance(axis, bool) or not -rank <= axis < rank:
+    rank, number = len(shape), whole_number(axis)
+    if number is None or not -rank <= number < rank:
         raise ArgumentError(f"{function}: axis is {axis!r}; an array of shape {list(shape)} has {_axes(rank)}")
-    return int(axis) if axis < 0 else int(axis) - rank
+    return number if number < 0 else number - rank
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a whole number, of Python or of another library, as an int; None for anything else, True and False
+    included."""
+    if isinstance(value, (bool, np.bool_)):
+        return None
+    try:
+        return index(value)
+    except TypeError:
+        return None
 
 
 def _axes(rank: int) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ..array import check_size
+from ..array import check_size, host_array
 from ..errors import ArgumentError
 from ..formats import f32
 from ..prepared import remembered
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from .quantized import QuantizedArray
 
 STYLES = ("halves", "pairs")
+# Angles in float64 take twice the memory of the table: so many elements of it are computed at a time.
+_ROWS_AT_ONCE = 1 << 20
 
 _YARN = dict(factor=None, length=None, beta_fast=32.0, beta_slow=1.0, truncate=True, magnitude=False)
 
@@ -86,8 +88,13 @@ def rope_table(dim: int, length: int, base: Number = 10000.0, *, yarn: Mapping[s
         share = np.clip((pairs - low) / max(high - low, 1e-3), 0, 1)  # the share of the angle that is divided
         angles = angles / options["factor"] * share + angles * (1 - share)
         magnitude = options["magnitude"]
-    turned = np.arange(length, dtype=np.float64)[:, None] * angles
-    return (magnitude * np.concatenate([np.cos(turned), np.sin(turned)], axis=1)).astype(np.float32)
+    table = host_array("rope_table", (length, dim), f32.dtype)
+    rows = max(1, _ROWS_AT_ONCE // dim)
+    for first in range(0, length, rows):
+        turned = np.arange(first, min(first + rows, length), dtype=np.float64)[:, None] * angles
+        table[first : first + rows, : dim // 2] = magnitude * np.cos(turned)
+        table[first : first + rows, dim // 2 :] = magnitude * np.sin(turned)
+    return table
 
 
 @overload
@@ -232,6 +239,8 @@ def _yarn_options(yarn) -> dict[str, Any]:
         options["magnitude"] = 0.1 * math.log(options["factor"]) + 1 if asked else 1.0
     else:
         options["magnitude"] = _positive("magnitude of yarn", asked)
+        if options["magnitude"] > float(np.finfo(np.float32).max):
+            raise ArgumentError(f"rope_table: magnitude of yarn is {asked!r}; pass a number that float32 holds")
     return options
 
 

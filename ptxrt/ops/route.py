@@ -12,7 +12,7 @@ from ..formats import bf16, f16, f32, format_of, i32
 from ..kernel import kernel
 from ..prepared import remembered
 from .place import Place, has_whole_rows, without_gaps
-from .quantized import unquantized
+from .quantized import unquantized, whole_number
 from .scales import fill_f32
 
 if TYPE_CHECKING:
@@ -113,10 +113,10 @@ def route(expert_ids: "WholeNumbers", experts: SupportsIndex, *, stream: "Stream
         ArgumentError: An argument is invalid; the message names it.
     """
     (ids,) = as_arrays("route", expert_ids=expert_ids)
-    whole = isinstance(experts, (int, np.integer)) and not isinstance(experts, bool) and 0 < experts < 2**31 - 1
-    if not whole:
-        raise ArgumentError(f"route: experts is {experts!r}; pass a whole number of at least 1")
-    experts = int(experts)
+    count = whole_number(experts)
+    if count is None or not 0 < count < 2**31 - 1:
+        raise ArgumentError(f"route: experts is {experts!r}; pass a whole number from 1 to {2**31 - 2}")
+    experts = count
     kind = ids.dtype == np.int32 if isinstance(ids, DeviceArray) else ids.dtype.kind in "iu"
     if len(ids.shape) != 2 or not kind:
         raise ArgumentError(

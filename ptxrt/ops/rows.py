@@ -139,9 +139,9 @@ def mean_rows(
 ) -> Any:
     """Average the rows of each sequence of x [T, n]: y[i] is the mean of rows cu_seqlens[i] to cu_seqlens[i + 1].
 
-    Sums are float32; the bits of a row depend on its sequence alone. The mean of no rows is zeros. Squares of means
-    that overflow float32 are infinite: a normalized mean beyond 1.8e19 becomes zeros. NaN and infinities give what the
-    formula gives. Empty arrays give empty results. Kernel: `mean_rows`.
+    Sums are float32; the bits of a row depend on its sequence alone. The mean of no rows is zeros. A normalized mean
+    becomes zeros if its sum of squares overflows float32, or if all its squares vanish (values below 1e-23). NaN and
+    infinities give what the formula gives. Empty arrays give empty results. Kernel: `mean_rows`.
 
     Args:
         x: float32, float16 or bfloat16 on any strides (on a device none below 0), sequences one after the other.

@@ -100,8 +100,8 @@ def mean_rows(
     """Average the rows starts[i] to before starts[i + 1] of x for every i; `normalize` divides by the mean's length.
 
     The mean of no rows, or of length 0, is zeros. Rows beyond the array do not count. Sums are float32 in an order that
-    depends on `cols` and the number of rows: a result's bits depend on no other sequence. Squares of means that
-    overflow float32 are infinite, as in `norm_rows`. NaN and infinities make their column NaN or infinite. With
+    depends on `cols` and the number of rows: a result's bits depend on no other sequence. With `normalize` a mean whose
+    sum of squares overflows float32, or is 0, becomes zeros. NaN and infinities make their column NaN or infinite. With
     `normalize` a NaN makes its row NaN; an infinity becomes NaN and the rest of its row zeros. Values are rounded once,
     to nearest, ties to even, to the type of the output among out_f32, out_f16 and out_bf16.
     """
