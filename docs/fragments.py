@@ -232,7 +232,7 @@ _CONTAINERS = (
     "fault; `ptxrt probe` reports what the current machine does."
 )
 _HALF = (
-    "Packing c0 and c2, which belong to one column, into one register: a register holds two neighbouring columns of "
+    "Packing c0 and c2, which belong to one column, into one register: a register holds two neighboring columns of "
     "one row."
 )
 _REGISTERS = (
@@ -240,7 +240,7 @@ _REGISTERS = (
     "half of k."
 )
 _B_BY_COLUMN = (
-    "Loading B as rows of k: B is `.col`, and each register of a lane holds neighbouring k of one column. A row-major "
+    "Loading B as rows of k: B is `.col`, and each register of a lane holds neighboring k of one column. A row-major "
     "[k][n] array needs `ldmatrix.trans` or a transposition."
 )
 _SATURATED = "Expecting a saturated sum: values beyond 65504 become infinite."
@@ -257,7 +257,7 @@ _SELECTORS = (
     "loop over all values."
 )
 _NIBBLES = (
-    "Packing the first element of one operand into the high nibble: each element is then multiplied with the neighbour "
+    "Packing the first element of one operand into the high nibble: each element is then multiplied with the neighbor "
     "of its partner, and the results look plausible."
 )
 _K64 = "Passing one element in each byte: that is `kind::mxf8f6f4`, at a quarter of this rate."
@@ -439,7 +439,7 @@ warp. The table lists what sm_90a and sm_100a have in addition, and the substitu
 | tensor memory: 256 KiB of accumulators to a multiprocessor | with tcgen05 | accumulators in registers, 255 to a thread; attention keeps a tile of 16 rows to a warp |
 | `wgmma`: products of four warps, B in shared memory | sm_90a | `mma.sync` and `ldmatrix`; loads run behind the products by `cp.async` or bulk copies |
 | pairs of blocks that multiply together (`cta_group::2`) | with tcgen05 | one block; larger tiles of a warp read B fewer times |
-| multicast of one copy into the shared memory of several blocks | fast on sm_90a and sm_100a alone (PTX ISA 9.0, cp.async.bulk) | each block loads its own; neighbours meet in the L2 cache |
+| multicast of one copy into the shared memory of several blocks | fast on sm_90a and sm_100a alone (PTX ISA 9.0, cp.async.bulk) | each block loads its own; neighbors meet in the L2 cache |
 | 227 KiB of shared memory to a block | sm_90a, sm_100a | 99 KiB: two or three stages of a pipeline |
 
 sm_120a does have bulk copies and tensor maps with mbarriers, `setmaxnreg`, `ldmatrix` of bytes and of 4-bit elements,
@@ -448,8 +448,8 @@ sm_120a does have bulk copies and tensor maps with mbarriers, `setmaxnreg`, `ldm
 ## Sparse forms
 
 ptxas 13.0 assembles `mma.sp::ordered_metadata` of the block-scaled kinds for sm_120a: m16n8k64 of `kind::mxf8f6f4`
-(`QMMA.SF.SP.16864`) and m16n8k128 of `kind::mxf4nvf4` (`OMMA.SF.SP.168128`). Two of four neighbouring elements of A are
-zero and are not stored (with 4-bit elements, two of four neighbouring pairs); metadata names the stored ones. No kernel
+(`QMMA.SF.SP.16864`) and m16n8k128 of `kind::mxf4nvf4` (`OMMA.SF.SP.168128`). Two of four neighboring elements of A are
+zero and are not stored (with 4-bit elements, two of four neighboring pairs); metadata names the stored ones. No kernel
 here uses these forms, and the emulator rejects them with an error that names them.
 
 ## Forms described differently elsewhere

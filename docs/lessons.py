@@ -231,7 +231,7 @@ A launch of 3 x 2 x 4 blocks of 8 x 4 x 3 threads returns, among others:
 
 - x varies fastest: thread (x, y, z) of a block of X x Y x Z threads has the index x + X y + X Y z.
 - A warp is 32 threads with consecutive indices; x alone does not determine the warp. Here a row of 8 threads is a
-  quarter of a warp. Threads that read neighbouring addresses should be neighbours in x.
+  quarter of a warp. Threads that read neighboring addresses should be neighbors in x.
 - %laneid is the index modulo 32. The masks follow from it: %lanemask_eq is 1 << %laneid.
 - The kernel does not report %warpid. %warpid is the hardware slot in which a warp runs: on an H200 the first warp of a
   block can have 3. The number of a warp in its block is the index divided by 32.
@@ -345,17 +345,17 @@ MXFP4 divides a row into blocks of 32 values with one scale byte each. Three ker
 
 {_COUNTED}
 {table(["", *(f"`{name}`" for name in runs)], rows)}
-- **One thread per block** is the obvious first version. Neighbouring threads load from addresses 128 bytes apart: a
+- **One thread per block** is the obvious first version. Neighboring threads load from addresses 128 bytes apart: a
   warp touches 32 sectors and uses an eighth of each. Each value is read twice. Caches hide part of this cost until many
   warps share them.
 - **One warp per block** reads 128 consecutive bytes. The maximum takes five shuffles of all 32 lanes. Half of the lanes
   are idle when pairs of codes become bytes, and all but one when the scale is stored.
-- **As shipped**, a lane holds eight neighbouring values, which are one sector of 32 bytes. Four lanes share a block,
+- **As shipped**, a lane holds eight neighboring values, which are one sector of 32 bytes. Four lanes share a block,
   and two shuffles find its maximum. A load of 16 bytes reads half of each sector; the next load reads the other half
   while the sector is in the L1 cache. The table counts both. Eight loads are in flight before the first value is used,
   and codes are stored as words.
 
-The lesson: give each lane as many neighbouring values as one sector holds, and share a block among as few lanes as
+The lesson: give each lane as many neighboring values as one sector holds, and share a block among as few lanes as
 possible.
 
 ## Shares of instructions

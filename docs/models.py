@@ -249,7 +249,7 @@ round them a second time, which costs additional accuracy. The text is the first
 - *spread* is the mean of {passes} such passes, with the standard deviation of a single one. In these passes queries,
   keys, values and the output of attention are bfloat16, as in the kernels. Their activations differ by at most 2^-16
   before they are quantized. The last bit of a sum moves an activation to another code, and later layers amplify the
-  difference. In 4 bits equally good forward passes therefore differ by 1 to 6 % (one deviation), and the perplexity of
+  difference. {spread}The perplexity of
   one text tells no closer kernels apart.
 - *KL* is the mean divergence from the distribution of the float64 forward pass, in nats; *top* is the share of
   positions with the same top token.
@@ -330,9 +330,24 @@ def language_section(kept: dict[str, Any]) -> list[str]:
     head = ["products", "rule", "cache", "perplexity", "same operands", "spread", "KL", "top", "bytes", "cache bytes"]
     head += ["launches", "step", "tokens/s", "text"]
     return [
-        LANGUAGE_HEAD.format(**measured_where(kept, "language"), tokens=kept["tokens"], exact=exact, passes=PASSES),
+        LANGUAGE_HEAD.format(
+            **measured_where(kept, "language"),
+            tokens=kept["tokens"],
+            exact=exact,
+            passes=PASSES,
+            spread=spread_of(kept),
+        ),
         table(head, rows),
     ]
+
+
+def spread_of(kept: dict[str, Any]) -> str:
+    """Return the sentence that tells by how much forward passes with activations in 4 bits differ, or nothing."""
+    four = [x["deviation"] / x["mean"] for name, x in kept["spread"].items() if name.startswith(("mxfp4", "nvfp4"))]
+    if not four:
+        return ""
+    least, most = 100 * min(four), 100 * max(four)
+    return f"In 4 bits equally good forward passes therefore differ by {least:.1f} to {most:.1f} % (one deviation). "
 
 
 def spelled(seconds: float) -> str:

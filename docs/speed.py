@@ -100,7 +100,7 @@ errors. `make speed RECORD=1` generates this page from `tests/speed_figures.json
 - **Decoding.** All instructions of a tile ([below](#decoding-from-pages-on-an-rtx-5090)).
 - **Quantizers, packers, norms.** Loaded and stored bytes per second, at most the bandwidth of memory.
 
-Not modelled: instruction fetch, bank conflicts (loads of fragments have none, as a test counts), waits for bulk copies
+Not modeled: instruction fetch, bank conflicts (loads of fragments have none, as a test counts), waits for bulk copies
 of tiles (the model assumes that they complete in time), DRAM, and power. Loops inside prologues and epilogues count
 once.
 
@@ -230,7 +230,7 @@ def pipe_table(record: dict) -> str:
         + """
 Heads of 64 have half the MMAs for the same softmax, so that the other pipes limit them more. A trip of 128 keys would
 halve the waits, releases and addresses for each tile. Its best case, two tiles that share them in one stage, was
-modelled with the kernels of commit 8b6b0e2: nvfp4 1168 -> 1211 TFLOPS, mxfp4 1182 -> 1169, mxfp8 736 -> 727. Only nvfp4
+modeled with the kernels of commit 8b6b0e2: nvfp4 1168 -> 1211 TFLOPS, mxfp4 1182 -> 1169, mxfp8 736 -> 727. Only nvfp4
 would gain, so a trip has 64 keys.
 """
     )

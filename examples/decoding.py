@@ -9,11 +9,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from weights import checked_ids
+from weights import check_text, checked_ids, token_ids
 
 import ptxrt
 
 PAGE = 16  # tokens
+
+
+def checked_count(name: str, value: Any, more: str = "", least: int = 1) -> int:
+    """Return a whole number from `least` on as an int; ArgumentError for any other value. more: the message's end."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
+        raise ptxrt.ArgumentError(f"{name} is {value!r}; pass a whole number of at least {least}{more}")
+    return int(value)
 
 
 class Result:
@@ -76,14 +83,15 @@ class Decoder(ABC):
     """A language model that generates text. Subclasses define `forward`, which returns the logits of a Step, the
     template of a prompt (`chat`) and the token that ends an answer (`end`).
 
-    context, batch: the most tokens of a text and the most texts at a time; the cache has pages for these.
+    context, batch: the most tokens of a text and the most texts at a time, as `checked_count` returns them; the cache
+    has pages for these.
     """
 
     chat: str
     end: str
 
     def __init__(self, config: Any, tokenizer: Any, context: int, batch: int):
-        if not isinstance(context, (int, np.integer)) or not 1 <= context <= config["context"]:
+        if context > config["context"]:
             raise ptxrt.ArgumentError(
                 f"context is {context!r}; the model takes texts of 1 to {config['context']} tokens"
             )
@@ -171,9 +179,7 @@ class Decoder(ABC):
         """Return the token ids of a text, int32; token ids are returned as they are. ArgumentError if there are none,
         too many, or invalid ones."""
         if isinstance(text, str):
-            if self.tokenizer is None:
-                raise ptxrt.ArgumentError("these weights have no tokenizer; pass token ids")
-            text = self.tokenizer.encode(text, add_special_tokens=False).ids
+            text = token_ids(self.tokenizer, "the text", text, add_special_tokens=False)
         more = f"shorten it (up to {self.config['context']} by SmolLM2(context=))"
         return checked_ids(lambda _: "the text", [text], self.config["vocabulary"], self.context, more)[0]
 
@@ -183,10 +189,8 @@ class Decoder(ABC):
 
         Calls of at most 16 tokens have the bits of calls of one token; longer ones add in another order.
         """
-        if chunk is not None and not (isinstance(chunk, (int, np.integer)) and chunk > 0):
-            raise ptxrt.ArgumentError(
-                f"logits: chunk is {chunk!r}; pass a whole number from 1 on, or None for all tokens"
-            )
+        if chunk is not None:
+            chunk = checked_count("logits: chunk", chunk, ", or None for all tokens")
         ids = self.ids(text)
         parts = [ids[i : i + (chunk or len(ids))] for i in range(0, len(ids), chunk or len(ids))]
         starts = np.cumsum([0, *map(len, parts)])
@@ -210,6 +214,7 @@ class Decoder(ABC):
         prompt: a text, which is put into the chat template; a list of at most `batch` texts gives a list of answers.
         stream: return an iterator over the pieces of the answer as they are generated.
         """
+        tokens = checked_count("generate: tokens", tokens, least=0)
         many = not isinstance(prompt, str)
         if many and not (isinstance(prompt, (list, tuple)) and prompt):
             raise ptxrt.ArgumentError(f"generate: prompt is {prompt!r}; pass a text, or a list of at least one")
@@ -220,11 +225,11 @@ class Decoder(ABC):
                 else f"batch is {self.batch}: pass SmolLM2(batch={len(prompt)})"
             )
             raise ptxrt.ArgumentError(f"generate: {len(prompt)} prompts came; {why}")
-        if not isinstance(tokens, (int, np.integer)) or tokens < 0:
-            raise ptxrt.ArgumentError(f"generate: {tokens!r} tokens are asked for; pass a whole number from 0 on")
         prompts = list(prompt) if many else [prompt]
         if any(not isinstance(text, str) or not text.strip() for text in prompts):
             raise ptxrt.ArgumentError("generate: the prompt is empty; pass a text")
+        for i, text in enumerate(prompts):
+            check_text(f"generate: prompt {i}" if many else "generate: the prompt", text)
         pieces = self._pieces([self.ids(self.chat.format(text)) for text in prompts], tokens)
         if stream:
             return (piece for (piece,) in pieces)

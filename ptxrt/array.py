@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, Union
 import ml_dtypes
 import numpy as np
 
-from .backend import Backend, Queue, Remembered, refuse_pickle, refuse_recording, scope
+from .backend import Backend, Queue, Remembered, enter, leave, refuse_pickle, refuse_recording, scope
 from .binder import ALIGNMENT, row_major_strides
 from .errors import ArgumentError, OutOfMemory
 from .formats import dtype_of, in_native_order
@@ -780,6 +780,19 @@ def upload(backend: Backend, host: np.ndarray, stream=None) -> DeviceArray:
         if not queue.lasting:  # else the queue is the mark that the new memory has
             array.memory.release(queue, backend.mark(queue), True)
     return array
+
+
+def table_on(backend: Backend, make: Callable[..., np.ndarray], *arguments: Any) -> DeviceArray:
+    """Return the constants `make(*arguments)` on a device, where they stay. While calls are recorded they are uploaded
+    ahead of the launches."""
+    tables, key = backend.remembered.tables, (make, *arguments)
+    if (table := tables.get(key)) is None:
+        before = enter(recorder=None)
+        try:
+            table = Remembered.add(tables, key, upload(backend, make(*arguments)))
+        finally:
+            leave(before, "recorder")
+    return table
 
 
 def to_device(x: Array | Sequence[Any] | float, *, device: int | None = None, stream: StreamLike = None) -> DeviceArray:

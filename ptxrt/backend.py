@@ -199,15 +199,17 @@ class MemoryInfo:
 class Remembered:
     """Records of earlier calls on one device, owned by the device's backend.
 
-    signatures: those of arrays. calls: the launches of calls of functions (prepared.py).
+    signatures: those of arrays. calls: the launches of calls of functions (prepared.py). tables: constants on the
+    device.
     """
 
-    __slots__ = ("signatures", "calls")
+    __slots__ = ("signatures", "calls", "tables")
     LIMIT = 8192
 
     def __init__(self):
         self.signatures: dict[Any, Any] = {}
         self.calls: dict[Any, Any] = {}
+        self.tables: dict[Any, Any] = {}
 
     @classmethod
     def add(cls, known: dict[Any, Any], key: Any, value: Any) -> Any:

@@ -93,6 +93,27 @@ def test_formats_that_no_kernel_has_name_their_product():
         minilm.MiniLM(attention="mxfp4+nvfp4")
 
 
+def test_scale_rules_are_checked_before_anything_is_read_or_written(emulator, monkeypatch, tmp_path):
+    monkeypatch.setenv("PTXRT_CACHE", str(tmp_path / "a" / "b" / "c"))
+    monkeypatch.setattr(minilm, "load", lambda: pytest.fail("the weights are read"))
+    mx, nv = "'floor', 'ceil', 'rceil', 'even'", "'amax', 'four_over_six'"
+    for rule in ("/../../../escaped", "bogus\0", "", "amax", 3, ["floor"]):
+        with pytest.raises(ptxrt.ArgumentError) as error:
+            minilm.MiniLM("mxfp8", scale_rule=rule)
+        assert str(error.value) == f"scale_rule is {rule!r}; mxfp8 has {mx}; pass one of these, or leave it out"
+    with pytest.raises(ptxrt.ArgumentError, match=f"'even'; nvfp4 has {nv}; pass one of these"):
+        minilm.MiniLM(("bf16", "nvfp4"), scale_rule="even")
+    with pytest.raises(ptxrt.ArgumentError, match=f"'amax'; nvfp4 has {nv}; mxfp4 has {mx}; pass one that all have"):
+        minilm.MiniLM({"qkv": "nvfp4", "down": ("bf16", "mxfp4")}, scale_rule="amax")
+    for rule in ("bogus", "even"):
+        with pytest.raises(ptxrt.ArgumentError, match=f"'{rule}', but all formats are bf16.*mxfp8 has {mx}.*has {nv}"):
+            minilm.MiniLM("bf16", scale_rule=rule)
+    assert not list(tmp_path.iterdir())
+    model = minilm.MiniLM({"qkv": "mxfp8", "down": "mxfp4"}, scale_rule="ceil", weights=small_encoder())
+    assert [folder.name.split("-")[1] for folder in (tmp_path / "a" / "b" / "c").iterdir()] == ["ceil"]
+    assert model.products.rule("mxfp4") == "ceil"
+
+
 def test_wrong_texts_are_refused(emulator):
     model = minilm.MiniLM(weights=small_encoder())
     for texts, message in [
@@ -100,9 +121,32 @@ def test_wrong_texts_are_refused(emulator):
         ([range(65)], "65 tokens, the context 64"),
         ([[3, 200]], "text 0 has id 200, which is none of the 200 tokens"),
         ("a", "texts is a string"),
+        (None, "encode: texts is None; pass a list of texts"),
+        (5, "encode: texts is 5; pass a list of texts"),
+        (np.array(5), "pass a list of texts"),
+        ([[[1], [2, 3]]], "encode: text 0 is no array .*inhomogeneous.*; pass a string, or whole numbers of one axis"),
+        ([[1], [2, [3]]], "encode: text 1 is no array"),
+        ([None], "text 0 has ids object"),
+        (
+            ["a", "caf\udce9"],
+            r"encode: text 1 has character '\\udce9' at index 3, which UTF-8 does not encode; pass text",
+        ),
+        (["\ud83d\ude00"], r"encode: text 0 has character '\\ud83d' at index 0"),
     ]:
-        with pytest.raises(ptxrt.ArgumentError, match=message):
-            model.encode(texts)
+        for use in (model.encode, model.ids):
+            with pytest.raises(ptxrt.ArgumentError, match=message):
+                use(texts)
+    assert model.encode(iter(["a", "b"])).shape == (2, 96)
+    assert model.encode(["caf\xe9"]).shape == (1, 96)
+    model.weights.tokenizer = None
+    with pytest.raises(ptxrt.ArgumentError, match="text 0 is a string, but these weights have no tokenizer"):
+        model.encode(["a"])
+
+
+def test_an_element_that_raises_is_no_wrong_argument(emulator):
+    model = minilm.MiniLM(weights=small_encoder())
+    with pytest.raises(TypeError, match="can only concatenate"):
+        model.encode(text + 1 for text in ["a"])
 
 
 def test_wrong_ids_are_refused_while_the_graph_of_their_length_runs(emulator):
@@ -176,6 +220,16 @@ def test_encode_lists_the_nearest_first(emulator, monkeypatch, tmp_path):
     for path, message in [(tmp_path / "more.txt", "is no text in UTF-8"), (tmp_path / "none.txt", "none.txt")]:
         done = CliRunner().invoke(encode.encode, ["a", "--file", str(path)])
         assert done.exit_code == 1 and message in done.stderr
+
+
+def test_encode_refuses_text_that_is_no_utf_8(emulator, monkeypatch):
+    monkeypatch.setattr(encode, "MiniLM", lambda *formats, **options: minilm.MiniLM(weights=small_encoder()))
+    done = CliRunner().invoke(encode.encode, ["hello", os.fsdecode(b"caf\xe9")])
+    assert done.exit_code == 1 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        "Error: encode: text 1 has character '\\udce9' at index 3, which UTF-8 does not encode; pass"
+    )
 
 
 def test_encode_says_in_one_line_what_is_missing(monkeypatch, tmp_path):
@@ -252,6 +306,18 @@ def test_the_users_folder_where_nothing_names_another(monkeypatch, tmp_path):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The real model
+
+
+def test_the_tokenizers_refuse_surrogates(real):
+    """Both take any other character, so that the check of texts refuses nothing else."""
+    import smollm2
+
+    for module in (minilm, smollm2):
+        tokenizer = real(module).tokenizer
+        with pytest.raises(ptxrt.ArgumentError, match="^the text has character '.udfff' at index 2"):
+            weights.token_ids(tokenizer, "the text", "a \udfff")
+        for text in ("a\0b", "\ufffe\uffff", "\ue000", "\U0010ffff", "caf\xe9"):
+            assert weights.token_ids(tokenizer, "the text", text) == tokenizer.encode(text).ids
 
 
 def test_embeddings_find_passages(real, machine):

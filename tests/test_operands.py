@@ -7,7 +7,6 @@ import pytest
 import exact_blocks
 import ptxrt
 from ptxrt.blocks import BLOCK_FORMATS
-from ptxrt.ops import place
 from ptxrt.ops.operands import Operand, operand_rule
 from ptxrt.ops.packers import PACK_KEYS, PACK_VALUES
 from ptxrt.ops.quantized import Packed
@@ -588,7 +587,7 @@ def test_calls_that_need_tables_or_numbers_are_recorded(emulator, rng, format):
     """What the host makes for a call is on the device before the launches, also where the first call is recorded."""
     x = ptxrt.to_device(rng.standard_normal((1, 2, 70, 40)).astype(np.float32))
     level = dict(global_scale=0.5) if format == "nvfp4" else {}
-    place.table_on.cache_clear()
+    emulator.remembered.tables.clear()
     for role in ("k", "v", "q"):
         want = ptxrt.quantize_operand(x.to_numpy(), format, role=role, **level)
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -291,6 +292,10 @@ def test_wrong_texts_are_refused(emulator):
         ([200], "the text has id 200, which is none of the 200"),
         ([-1], "id -1"),
         (range(33), "33 tokens, the context 32; shorten it .up to 256"),
+        ([[1], [2, 3]], "the text is no array .*inhomogeneous.*; pass a string, or whole numbers of one axis"),
+        (["a", [1]], "the text is no array"),
+        (None, "the text has ids object"),
+        ("caf\udce9", r"the text has character '\\udce9' at index 3, which UTF-8 does not encode; pass text"),
     ]:
         with pytest.raises(ptxrt.ArgumentError, match=message):
             model.logits(wrong)
@@ -305,27 +310,64 @@ def test_wrong_texts_are_refused(emulator):
     for prompt in ([], None, 3):
         with pytest.raises(ptxrt.ArgumentError, match="generate: prompt is .*pass a text, or a list of at least one"):
             model.generate(prompt)
-    for tokens in (-1, 2.5):
-        with pytest.raises(ptxrt.ArgumentError, match=f"{tokens} tokens are asked for; pass a whole number from 0 on"):
-            model.generate("a", tokens)
-    for chunk in (0, -1, 1.5):
-        with pytest.raises(ptxrt.ArgumentError, match=f"chunk is {chunk}; pass a whole number from 1 on, or None"):
-            model.logits([3, 4], chunk=chunk)
-    with pytest.raises(ptxrt.ArgumentError, match="context is '5'; the model takes texts of 1 to 256"):
-        smollm2.SmolLM2(context="5", weights=small_language_model())
+    with pytest.raises(ptxrt.ArgumentError, match=r"generate: the prompt has character '\\udce9' at index 3"):
+        model.generate("caf\udce9")
+    with pytest.raises(ptxrt.ArgumentError, match=r"generate: prompt 1 has character '\\ud83d' at index 0"):
+        smollm2.SmolLM2(context=32, batch=2, weights=small_language_model()).generate(["a", "\ud83d"])
+    model.tokenizer = None
+    with pytest.raises(ptxrt.ArgumentError, match="the text is a string, but these weights have no tokenizer"):
+        model.logits("a")
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, 2.0, "1", True, np.True_, np.float32(1), [1]], ids=repr)
+def test_counts_are_whole_numbers_of_at_least_one(emulator, monkeypatch, wrong):
+    """The message names the model's argument; nothing is read before."""
+    model = smollm2.SmolLM2(context=256, weights=small_language_model())
+    monkeypatch.setattr(smollm2, "load", lambda: pytest.fail("the weights are read"))
+    for name, call in [
+        ("batch", lambda: smollm2.SmolLM2(batch=wrong)),
+        ("context", lambda: smollm2.SmolLM2(context=wrong)),
+        ("generate: tokens", lambda: model.generate("a", wrong)),
+        ("generate: tokens", lambda: model.generate("a", wrong, stream=True)),
+        ("logits: chunk", lambda: model.logits([3, 4], chunk=wrong)),
+        ("logits: chunk", lambda: model.perplexity([3, 4], chunk=wrong)),
+    ]:
+        with pytest.raises(ptxrt.ArgumentError) as error:
+            call()
+        assert str(error.value).startswith(f"{name} is {wrong!r}; pass a whole number of at least 1")
+
+
+def test_counts_of_numpy(emulator):
+    """Those of 8 bits hold no larger places, which are computed as int."""
+    model, same = (
+        smollm2.SmolLM2(context=context, batch=batch, weights=small_language_model())
+        for context, batch in ((np.uint8(200), np.int64(2)), (200, 2))
+    )
+    assert (model.context, model.batch, model.pages) == (same.context, same.batch, same.pages)
+    assert model.generate("a", np.uint8(3)) == same.generate("a", 3)
+    text = [3] * 200
+    assert (model.logits(text, chunk=np.uint8(150)) == same.logits(text, chunk=150)).all()
+
+
+def test_a_context_that_the_model_has_not(emulator):
     with pytest.raises(ptxrt.ArgumentError, match="context is 257; the model takes texts of 1 to 256"):
         smollm2.SmolLM2(context=257, weights=small_language_model())
 
 
-def test_caches_and_rules_that_there_are_not(emulator):
+def test_caches_and_rules_that_there_are_not(emulator, monkeypatch, folder_of_quantized_weights):
+    monkeypatch.setattr(smollm2, "load", lambda: pytest.fail("the weights are read"))
     for options, message in [
-        (dict(cache="mxfp6"), "mxfp6"),
-        (dict(formats="mxfp8", scale_rule="floored"), "floored"),
-        (dict(formats="nvfp4", scale_rule="rceil"), "rceil"),
-        (dict(batch=0), "pages"),
+        (dict(cache="mxfp6"), "^cache is 'mxfp6'; pass one of 'bf16', "),
+        (dict(cache=["bf16"]), "^cache is .'bf16'.; pass one of 'bf16', "),
+        (dict(formats="mxfp8", scale_rule="floored"), "^scale_rule is 'floored'; mxfp8 has 'floor', 'ceil'"),
+        (dict(formats="nvfp4", scale_rule="rceil"), "^scale_rule is 'rceil'; nvfp4 has 'amax', 'four_over_six'; pass"),
+        (dict(scale_rule="x"), "^scale_rule is 'x', but all formats are bf16.*: mxfp8 has 'floor'"),
+        (dict(cache="mxfp8", scale_rule="floor"), "^scale_rule is 'floor', but all formats are bf16"),
+        (dict(formats="mxfp4", scale_rule="/../escaped"), "^scale_rule is '/../escaped'; mxfp4 has 'floor'"),
     ]:
         with pytest.raises(ptxrt.ArgumentError, match=message):
-            smollm2.SmolLM2(**options, context=32, weights=small_language_model())
+            smollm2.SmolLM2(**options)
+    assert not folder_of_quantized_weights.exists()
 
 
 def test_files_that_are_missing_or_others(tmp_path, monkeypatch):
@@ -359,6 +401,16 @@ def test_chat_prints_the_answer_and_its_launches(emulator, monkeypatch):
     )
     for said in ("layer", "graph of", "gemm_few_bf16_nvfp4", "first token after"):
         assert said in done.stderr
+
+
+def test_chat_refuses_a_prompt_that_is_no_utf_8(emulator, monkeypatch):
+    monkeypatch.setattr(chat, "SmolLM2", lambda *_, **__: smollm2.SmolLM2(context=256, weights=small_language_model()))
+    done = CliRunner().invoke(chat.chat, [os.fsdecode(b"caf\xe9"), "--tokens", "1"])
+    assert done.exit_code == 1 and done.stdout == ""
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        "Error: generate: the prompt has character '\\udce9' at index 3, which UTF-8 does not encode"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -4,14 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array import DeviceArray, as_arrays, empty, to_device, upload
+from ..array import DeviceArray, as_arrays, empty, table_on, to_device, upload
 from ..blocks import BLOCK_FORMATS
 from ..declaration import In, Out, Scalar, loose
 from ..errors import ArgumentError
 from ..formats import bf16, i32, u8
 from ..kernel import kernel
 from ..tiles import TILE_KEYS, TileLayout, tile_layout, tiles_of
-from .place import table_on
 from .quantized import checked_global_scale
 from .quantizers import DEQUANTIZE
 from .scales import fill_f32

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array import DeviceArray, allocate, as_arrays, check_forward, empty, to_device, upload
+from ..array import DeviceArray, allocate, as_arrays, check_forward, empty, table_on, to_device, upload
 from ..blocks import BLOCK_FORMATS, BlockFormat
 from ..errors import ArgumentError
 from ..formats import Format, f32, format_of, to_convert
@@ -21,7 +21,6 @@ from ..tiles import TILE_DIMS, TILE_KEYS, TileLayout, tile_dim, tile_layout, til
 from .cast import cast
 from .importing import operand_of
 from .packers import PACK_KEYS, PACK_VALUES, unpack_rows
-from .place import table_on
 from .quantize import given_global_scale, quantize, rule_number
 from .quantized import Packed, QuantizedArray, checked_shape, decoded, stored_as, unquantized
 from .quantizers import DEQUANTIZE, DEQUANTIZE_COLUMNS

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
-
-import numpy as np
 
 from ..array import DeviceArray, allocate, to_device, upload
-from ..backend import Backend, enter, leave
 from ..errors import ArgumentError
 from ..formats import Format
 from .cast import cast
@@ -46,17 +40,6 @@ class Place:
     def back(self, x: DeviceArray):
         """Return a result in the form that the caller gets."""
         return x.to_numpy(stream=self.stream) if self.on_host else x
-
-
-@lru_cache(maxsize=256)
-def table_on(backend: Backend, make: Callable[..., np.ndarray], *arguments: Any) -> DeviceArray:
-    """Return the constants that `make` makes, on a device, where they stay. A recorded call uploads them ahead of its
-    launches."""
-    before = enter(recorder=None)
-    try:
-        return upload(backend, make(*arguments))
-    finally:
-        leave(before, "recorder")
 
 
 def is_loadable(x: DeviceArray) -> bool:

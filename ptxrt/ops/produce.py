@@ -141,7 +141,7 @@ def rmsnorm(
     """Normalize rows of x [.., n] by their root mean square: y = v / sqrt(mean(v^2) + eps) (weight + offset).
 
     All arithmetic is float32; the bits of a row depend on no other row. A row whose sum of squares overflows float32
-    becomes zeros (n equal values beyond 1.8e19 / sqrt(n)); squares of values below 1e-23 vanish. A NaN makes its row
+    becomes zeros (n equal values beyond 1.8e19 / sqrt(n)); squares of values below 2.6e-23 are 0. A NaN makes its row
     NaN; an infinity becomes NaN and the rest of its row zeros. Empty arrays give empty results. NumPy arrays give NumPy
     results. Device arrays stay on the device; the call does not wait. Kernel: `norm_rows`.
 
@@ -354,8 +354,8 @@ def swiglu(
     """Gate the values of x [.., 2 n]: y = g sigmoid(alpha g) (u + offset), of shape [.., n].
 
     All arithmetic is float32, with the functions of `matmul` with activation="swiglu". y is NaN if g or u is NaN, and
-    where the formula has infinity times 0: for g = -infinity with alpha above 0, g = infinity with alpha below 0, and
-    an infinite g with u = -offset. Arguments that are not listed are those of `rmsnorm`. Kernel: `gate_rows`.
+    where the formula has infinity times 0, such as for g = -infinity with alpha above 0; docs/numerics.md lists the
+    cases. Arguments that are not listed are those of `rmsnorm`. Kernel: `gate_rows`.
 
     Args:
         x: float32, float16 or bfloat16 on any strides (on a device none below 0): g is the first half of each row, u

@@ -140,7 +140,7 @@ def mean_rows(
     """Average the rows of each sequence of x [T, n]: y[i] is the mean of rows cu_seqlens[i] to cu_seqlens[i + 1].
 
     Sums are float32; the bits of a row depend on its sequence alone. The mean of no rows is zeros. A normalized mean
-    becomes zeros if its sum of squares overflows float32, or if all its squares vanish (values below 1e-23). NaN and
+    becomes zeros if its sum of squares overflows float32, or if its squares are all 0 (values below 2.6e-23). NaN and
     infinities give what the formula gives. Empty arrays give empty results. Kernel: `mean_rows`.
 
     Args:
