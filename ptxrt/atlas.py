@@ -243,7 +243,7 @@ KINDS: dict[str, Kind] = {
 
 
 class Cell(NamedTuple):
-    """The drawing of one or several neighbouring elements: text, and the lane and register that give the color."""
+    """The drawing of one or several neighboring elements: text, and the lane and register that give the color."""
 
     text: str
     lane: int
@@ -267,7 +267,7 @@ def span(first: int, length: int) -> str:
 def runs(table: Sequence[Sequence[tuple[str, int]]], whole: int) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Heads and rows of a table of (register, position in it).
 
-    Neighbouring columns are joined if in every row they continue the same register at the next position. A cell names
+    Neighboring columns are joined if in every row they continue the same register at the next position. A cell names
     its positions unless it covers all `whole` positions of the register.
     """
     count = len(table[0])

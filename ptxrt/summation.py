@@ -74,7 +74,7 @@ def terms_of(kind: Kind, type: str, a, b, c, scales_a=None, scales_b=None) -> Te
 class Rule:
     """A way to add.
 
-    whole: how many neighbouring products add up exactly to one term, before scales. at_once: how many products are in
+    whole: how many neighboring products add up exactly to one term, before scales. at_once: how many products are in
     one sum; each sum adds to the result of the sum before. order: which products share a sum. bits: how many fractional
     bits are kept below the largest exponent. cut: how terms are cut off or rounded to these bits. exponent: which
     exponent of a term counts. joins: where C is added. result: how a sum is rounded.

@@ -70,7 +70,7 @@ def in_e4m3(weights):
 
 
 def in_mxfp4(weights):
-    """Weights rounded to e2m1: 32 neighbouring keys share the smallest power of two >= 2^-40 with which none
+    """Weights rounded to e2m1: 32 neighboring keys share the smallest power of two >= 2^-40 with which none
     saturates."""
     blocks = weights.reshape(*weights.shape[:-1], -1, 32)
     with np.errstate(divide="ignore"):
@@ -80,7 +80,7 @@ def in_mxfp4(weights):
 
 
 def in_nvfp4(weights):
-    """Weights rounded to e2m1 under max(largest / 6, 2^-40) of 16 neighbouring keys, times that scale rounded to
+    """Weights rounded to e2m1 under max(largest / 6, 2^-40) of 16 neighboring keys, times that scale rounded to
     e4m3."""
     blocks = weights.reshape(*weights.shape[:-1], -1, 16)
     scale = np.maximum(blocks.max(axis=-1, keepdims=True) / np.float32(6), np.float32(2.0**-40))

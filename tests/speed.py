@@ -147,7 +147,7 @@ def figures_of(entry: Entry, halves: dict[str, Entry | None]) -> dict:
 
 
 def on_h200(entry: Entry) -> dict:
-    """What an entry reaches on the H200: measured, modelled with the table of rates, and for attention with the
+    """What an entry reaches on the H200: measured, modeled with the table of rates, and for attention with the
     measured MMA rate. TFLOPS of whole launches, or GB/s."""
     card = CARDS["H200"]
     if entry.name in MEASURED_SHARES:

@@ -87,7 +87,7 @@ def test_attention(both, rng, dim, queries, keys, causal, dtype):
         lambda: attention_mxfp4_bf16_in_kernel(q[:, :, None], k, v, out_f32=True, lse=True, **options)
     )
     assert ptxrt.compare(on_gpu, emulated).relative_l2 <= 1e-3
-    # A weight may round to the other neighbouring bfloat16: the weighted mean of |v| bounds the effect.
+    # A weight may round to the other neighboring bfloat16: the weighted mean of |v| bounds the effect.
     magnitude = attention_mxfp4_bf16_in_kernel.reference(q[:, :, None], k, np.abs(v), out_f32=True, **options)[
         "out_f32"
     ]

@@ -25,7 +25,7 @@ TEXTS = [TEXT[:9], TEXT[5:36], TEXT[20:22], TEXT]
 
 
 def test_embeddings_are_those_of_the_formulas(text_machine):
-    """A single text replays the graph of its length; in a batch it has other neighbours. The bits are the same."""
+    """A single text replays the graph of its length; in a batch it has other neighbors. The bits are the same."""
     model = minilm.MiniLM(weights=small_encoder())
     want = np.stack([reference.encoder(ids, model.weights.read, model.config) for ids in TEXTS])
     got = model.encode(TEXTS)

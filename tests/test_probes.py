@@ -48,7 +48,7 @@ def test_the_tile_code_loads_a_where_the_instruction_takes_it(found, name):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_tile_code_loads_b_where_the_instruction_takes_it(found, name):
-    """For both neighbouring tiles of columns. `Kind` itself compares the first with the columns of the products."""
+    """For both neighboring tiles of columns. `Kind` itself compares the first with the columns of the products."""
     kind = fragments.kind_of(found, name)
     assert sorted(map(tuple, kind.b.tolist())) == [(column, k) for column in range(8) for k in range(kind.depth)]
     first, second = found["probe_fragments"]["b"].swapaxes(0, 1)

@@ -534,7 +534,7 @@ def test_two_real_layers_in_block_formats(real, emulator, formats, bound):
     "formats, bound", [("mxfp8", 0.02), (("bf16", "nvfp4"), 0.02), ("nvfp4", 0.05), ("mxfp4", 0.05)], ids=str
 )
 def test_the_real_model_in_block_formats(real, gpu, formats, bound):
-    """On 512 tokens. With 4-bit activations, rounding errors between products move codes to their neighbours, which adds
+    """On 512 tokens. With 4-bit activations, rounding errors between products move codes to their neighbors, which adds
     noise to every token's probability. docs/models.md has the spread of equally good passes."""
     there = real(smollm2)
     model = smollm2.SmolLM2(formats, context=512, weights=there)

@@ -420,7 +420,7 @@ def test_the_command_says_it(disassembler):
     )
 
 
-def test_the_command_says_which_launches_are_modelled(disassembler):
+def test_the_command_says_which_launches_are_modeled(disassembler):
     said = "no launches of"
     for kernel, none in (("attention_one[dim=64,held=1]", True), ("amax", True)):
         done = CliRunner().invoke(main, ["speed", kernel, "--launches"])

@@ -20,7 +20,7 @@ CARDS = ("RTX 5090", "RTX 5080", "RTX 5070 Ti", "RTX PRO 6000", "DGX Spark", "H2
     type=click.Choice(CARDS, case_sensitive=False),
     default=CARDS[0],
     show_default=True,
-    help="The modelled card.",
+    help="The modeled card.",
 )
 @click.option("--launches", is_flag=True, help="Also model whole launches of attention of many queries.")
 @click.option("--doubts", is_flag=True, help="Also show the plain path with other values of uncertain rates.")
@@ -72,7 +72,7 @@ def speed(kernel, card, launches, doubts, json_output):
     if json_output:
         print_json({"card": vars(of_card), "entries": found})
     elif launches and not launched:
-        click.echo(f"no launches of {kernel} are modelled: only those of attention of many queries, in whole blocks")
+        click.echo(f"no launches of {kernel} are modeled: only those of attention of many queries, in whole blocks")
 
 
 def print_entry(row: dict, speeds: dict) -> None:
