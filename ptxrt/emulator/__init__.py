@@ -165,9 +165,11 @@ class LoadedModule:
         from .translate import Translator, kind_of
 
         program = lower(self.module, self.module.functions[entry], kind_of)
-        parameters = {
-            parameter.name: self.emulator.param_address + parameter.offset for parameter in program.entry.params
-        }
+        first = self.emulator.param_address
+        parameters = {parameter.name: first + parameter.offset for parameter in program.entry.params}
+        extents = {name: (first, first + program.entry.param_bytes) for name in parameters}
+        for name, address in self.addresses.items():
+            extents.setdefault(name, (address, address + self.variables[name].bytes))
         # Not this object: what is shared must not keep an emulator's memory.
         module, addresses = self.name, self.addresses
 
@@ -187,7 +189,7 @@ class LoadedModule:
         def number_of(instruction) -> int:
             return profile.number(self.name, instruction, self.source_of(instruction.location))
 
-        translator = Translator(program, address_of, self.emulator.arithmetic, self.name)
+        translator = Translator(program, address_of, extents, self.emulator.arithmetic, self.name)
         if profile is not None:
             translator.profile(profile.mark, number_of)
         return translator.translate()
@@ -268,7 +270,7 @@ class Emulator:
         self.schedule = schedule
         self.lanes_per_batch = lanes
         self.memory = GlobalMemory(checks)
-        self.param_address = self.memory.alloc(PARAM_BYTES, "the kernel's parameters")
+        self.param_address = self.memory.alloc(PARAM_BYTES, "the kernel's parameters", read_only=True)
         self.modules: list[LoadedModule] = []
 
     # -- memory -------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ import numpy as np
 
 from .alu import bf16_add, bf16x2_add, f16_add, f16x2_add
 from .floats import float_extreme, flushed, small_function
-from .instruction import DTYPES, Fault, Lanes, Memory, Semantics, Unsupported, define
-from .memory import ELEMENTS, LOCAL_WINDOW, SHARED_WINDOW, Access
+from .instruction import DTYPES, Lanes, Memory, Semantics, Unsupported, define
+from .memory import ELEMENTS, LOCAL_WINDOW, SHARED_WINDOW, WINDOWS_END, Access
 
 _WORDS = {  # modifiers of ld and st without effect on values
     "weak", "relaxed", "acquire", "release", "volatile", "mmio", "cta", "cluster", "gpu", "sys",
@@ -188,20 +188,27 @@ def cvta(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("isspacep")
 def isspacep(modifiers: tuple[str, ...]) -> Semantics:
-    """isspacep.space p, a: whether a generic address lies in a space."""
+    """isspacep.space p, a: whether a generic address lies in a space. Parameters lie in global memory, too."""
     if len(modifiers) != 1 or modifiers[0] not in _SPACES:
         raise Unsupported("expected isspacep.space")
     space = _SPACES[modifiers[0]]
+    if space in _WINDOWS:
+        low = np.uint64(_WINDOWS[space])
+        return Lanes(
+            "pred", "u64", lambda address: (address >= low) & (address < low + np.uint64(1 << 32)), scalars=True
+        )
 
-    def test(address):
-        if space in _WINDOWS:
-            low = np.uint64(_WINDOWS[space])
-            return (address >= low) & (address < low + np.uint64(1 << 32))
-        if space == "global":
-            return (address < np.uint64(SHARED_WINDOW)) | (address >= np.uint64(LOCAL_WINDOW + (1 << 32)))
-        raise Fault(f"asks whether an address lies in the space '{space}', which has no window here")
+    def test(memory: Access, address: np.ndarray) -> np.ndarray:
+        parameters = memory.batch.launch.emulator.param_address
+        wanted = "param" if space == "param" else "const"
+        outside = (address < np.uint64(SHARED_WINDOW)) | (address >= np.uint64(WINDOWS_END))
+        found = np.zeros(len(address), bool)
+        for each in memory.batch.memory.allocations:
+            if each.read_only and wanted == ("param" if each.base == parameters else "const"):
+                found |= (address >= np.uint64(each.base)) & (address < np.uint64(each.base + each.limit))
+        return outside & ~found if space == "global" else found
 
-    return Lanes("pred", "u64", test, scalars=True)
+    return Memory("pred", "u64", test)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -263,20 +263,34 @@ def mad(modifiers: tuple[str, ...]) -> Semantics:
     return Lanes(result, f"{type}, {type}, {result}", run, out=True)
 
 
-@define("mul24", "mad24")
+def _product24(half: str, type: str) -> Callable:
+    """The product of 24-bit values: its low 32 bits, or bits 16 to 47."""
+    wide = _WIDE[type]
+    unused, shift = np.array(40, wide), np.array(16 if half == "hi" else 0, wide)
+
+    def run(a, b):
+        a, b = ((operand.astype(wide) << unused) >> unused for operand in (a, b))
+        return ((a * b) >> shift).astype(DTYPES[type])
+
+    return run
+
+
+@define("mul24")
 def mul24(modifiers: tuple[str, ...]) -> Semantics:
-    """mul24 and mad24, .lo and .hi, .u32 and .s32: products of 24-bit values."""
+    """mul24{.lo|.hi}.{u32|s32} d, a, b: products of 24-bit values."""
     type = _type(modifiers, frozenset({"u32", "s32"}))
     _expect(len(modifiers) == 2 and modifiers[0] in ("lo", "hi"), ".lo or .hi")
-    wide = _WIDE[type]
-    shift = np.array(16 if modifiers[0] == "hi" else 0, wide)
+    return Lanes(type, f"{type}, {type}", _product24(modifiers[0], type), scalars=True)
 
-    def run(a, b, c=None):
-        a, b = (((operand.astype(wide) << np.array(40, wide)) >> np.array(40, wide)) for operand in (a, b))
-        product = ((a * b) >> shift).astype(DTYPES[type])
-        return product if c is None else product + c
 
-    return Lanes(type, f"{type}, {type}, {type}?", run, scalars=True)
+@define("mad24")
+def mad24(modifiers: tuple[str, ...]) -> Semantics:
+    """mad24{.lo|.hi}.{u32|s32} and mad24.hi.sat.s32 d, a, b, c: products of 24-bit values, plus c."""
+    type = _type(modifiers, frozenset({"u32", "s32"}))
+    saturates = modifiers == ("hi", "sat", "s32")
+    _expect(saturates or (len(modifiers) == 2 and modifiers[0] in ("lo", "hi")), ".lo, .hi or .hi.sat.s32")
+    product, add = _product24(modifiers[0], type), _saturated(np.add) if saturates else np.add
+    return Lanes(type, f"{type}, {type}, {type}", lambda a, b, c: add(product(a, b), c), scalars=True)
 
 
 @define("sad")
@@ -730,7 +744,7 @@ def sqrt(modifiers: tuple[str, ...]) -> Semantics:
 
 @define("testp")
 def testp(modifiers: tuple[str, ...]) -> Semantics:
-    """testp.property.type: finite, infinite, number, notanumber, normal, subnormal."""
+    """testp.property.type: finite, infinite, number, notanumber, normal (zeros too), subnormal."""
     type = _type(modifiers, frozenset({"f32", "f64"}))
     tiny = np.finfo(DTYPES[type]).tiny
     tests = {
@@ -738,7 +752,7 @@ def testp(modifiers: tuple[str, ...]) -> Semantics:
         "infinite": np.isinf,
         "number": lambda a: ~np.isnan(a),
         "notanumber": np.isnan,
-        "normal": lambda a: np.isfinite(a) & (np.abs(a) >= tiny),
+        "normal": lambda a: np.isfinite(a) & ((np.abs(a) >= tiny) | (a == 0)),
         "subnormal": lambda a: (np.abs(a) < tiny) & (a != 0),
     }
     _expect(len(modifiers) == 2 and modifiers[0] in tests, f"one of {', '.join(tests)}")
@@ -1041,9 +1055,21 @@ def _truth_table(table: int) -> Callable:
 
 @define("lop3")
 def lop3(modifiers: tuple[str, ...]) -> Semantics:
-    """lop3.b32 d, a, b, c, table: the bitwise function of a, b, c with this truth table."""
-    _expect(modifiers == ("b32",), "lop3.b32")
-    return Lanes("b32", "b32, b32, b32, imm", lambda a, b, c, table: _truth_table(table & 0xFF)(a, b, c), scalars=True)
+    """lop3.b32 d, a, b, c, table: the bitwise function of a, b, c with this truth table.
+
+    lop3.{or|and}.b32 d|p, a, b, c, table, q: p is whether d is not 0, combined with q.
+    """
+    if modifiers == ("b32",):
+        function = lambda a, b, c, table: _truth_table(table & 0xFF)(a, b, c)
+        return Lanes("b32", "b32, b32, b32, imm", function, scalars=True)
+    _expect(modifiers in (("or", "b32"), ("and", "b32")), "lop3{.or|.and}.b32")
+    combine = np.logical_or if modifiers[0] == "or" else np.logical_and
+
+    def run(a, b, c, table, q):
+        result = _truth_table(table & 0xFF)(a, b, c)
+        return result, combine(result != 0, q)
+
+    return Lanes("b32|pred", "b32, b32, b32, imm, pred", run, scalars=True)
 
 
 def _left(a, amount, out=None):

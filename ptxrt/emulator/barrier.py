@@ -15,6 +15,7 @@ _BARRIERS = 16
 _WARP = 32
 _EVERYBODY = 0  # the count of a barrier without a thread count
 _IDLE = -1
+CLUSTER = _BARRIERS  # stands for the barrier of the cluster in `names`
 
 #: The result of a reduction for each block, from votes and arrivals of shape (blocks, lanes).
 _REDUCTIONS = {
@@ -22,6 +23,11 @@ _REDUCTIONS = {
     "and": lambda votes, arrived: (votes | ~arrived).all(-1),
     "or": lambda votes, arrived: (votes & arrived).any(-1),
 }
+
+
+def names(number: int, blocks: int) -> np.ndarray:
+    """The names of a barrier by block, for the race checks: negative numbers, unlike those of mbarriers."""
+    return -1 - number - (CLUSTER + 1) * np.arange(blocks)
 
 
 class _Barrier:
@@ -37,6 +43,7 @@ class _Barrier:
         self.votes = np.zeros(shape, bool)
         self.count = np.full(batch.blocks, _IDLE)  # expected threads, _EVERYBODY or _IDLE
         self.reduction = np.full(batch.blocks, "", "U4")
+        self.names = names(number, batch.blocks)
         self.results: list = []  # (threads, block, lanes) that await the result of a reduction
 
     def arrive(self, threads, chosen: np.ndarray, count: np.ndarray, *, waits: bool, reduction: str, votes) -> None:
@@ -61,6 +68,8 @@ class _Barrier:
         if reduction:
             self.votes[block, lane] = votes
             self.results.append((threads, block, lanes))
+        if not waits:
+            self.batch.released(lanes, self.names[block])
 
     def release(self, blocks: np.ndarray) -> None:
         """Complete the barrier in those of `blocks` where enough threads arrived, and wake the waiting threads."""
@@ -84,11 +93,29 @@ class _Barrier:
             return
 
         self._deliver(blocks)
-        woken = self.lanes[blocks][self.waiting[blocks]]
+        waiting = self.waiting[blocks]
+        woken = self.lanes[blocks][waiting]
         self.arrived[blocks] = self.waiting[blocks] = self.votes[blocks] = False
         self.count[blocks], self.reduction[blocks] = _IDLE, ""
         self.batch.wake(woken)
-        self.batch.synchronized(self.lanes[blocks][arrived])
+        if self.batch.observer is not None:
+            self._order(blocks, arrived, waiting)
+
+    def _order(self, blocks: np.ndarray, arrived: np.ndarray, waiting: np.ndarray) -> None:
+        """Order the accesses of the threads that met, for the race checks.
+
+        Threads that waited continue after what all threads did before they arrived. A thread that only arrived
+        continues without knowing what the others did.
+        """
+        parted = (arrived != waiting).any(-1)
+        self.batch.synchronized(self.lanes[blocks[~parted]][arrived[~parted]])
+        if parted.any():
+            lanes, phases = self.lanes[blocks[parted]][waiting[parted]], self.names[blocks[parted]]
+            self.batch.released(lanes, self.names[self.batch.block[lanes]])
+            for phase in phases.tolist():
+                self.batch.completed(phase)
+            self.batch.acquired(lanes, self.names[self.batch.block[lanes]])
+            self.batch.renewed(phases)
 
     def _deliver(self, completed: np.ndarray) -> None:
         """Write the results of reductions to the threads of completed blocks."""

@@ -225,8 +225,9 @@ class Observer:
 
     Happens-before is tracked with vector clocks. The clock of a thread holds, for each thread of its block, the latest
     step that happened before the thread's current step. A barrier of the block, of some of its threads or of a warp
-    (bar.warp.sync) joins the clocks of the threads that meet. An mbarrier takes the clocks of the threads that arrive
-    at a phase and passes them to the threads that observe its completion. Two accesses to a byte by different threads
+    (bar.warp.sync) joins the clocks of the threads that wait for each other. An mbarrier, and a barrier at which some
+    threads only arrive, takes the clocks of the threads that arrive at a phase and passes them to the threads that
+    observe its completion. Two accesses to a byte by different threads
     are a race if at least one is a write and neither happened before the other. The order in which the emulator runs
     them does not matter.
 
@@ -341,19 +342,19 @@ class Observer:
                 self.join(number, thread[(block == number) & (thread // WARP == warp) & (mask == names)])
 
     def clocks_of(self, barrier: int) -> tuple[np.ndarray, np.ndarray]:
-        """(clock of the current phase, clock of the completed phases) of an mbarrier."""
+        """(clock of the current phase, clock of the completed phases) of a barrier."""
         if barrier not in self.barrier_clocks:
             self.barrier_clocks[barrier] = np.zeros(2 * self.agents, np.int32), np.zeros(2 * self.agents, np.int32)
         return self.barrier_clocks[barrier]
 
     def renewed(self, barriers: np.ndarray) -> None:
-        """These mbarriers are initialized: their clocks start from zero."""
+        """These barriers start anew: their clocks start from zero."""
         if self.races:
             for barrier in np.unique(barriers).tolist():
                 self.barrier_clocks.pop(barrier, None)
 
     def released(self, lanes: np.ndarray, barriers: np.ndarray) -> None:
-        """Each thread arrives at its mbarrier: the current phase takes its clock."""
+        """Each thread arrives at its barrier: the current phase takes its clock."""
         if self.races:
             block, thread = np.divmod(lanes, self.lanes)
             for barrier in np.unique(barriers).tolist():
@@ -363,13 +364,13 @@ class Observer:
             self.clock[block, thread, thread] += 1
 
     def completed(self, barrier: int) -> None:
-        """The current phase of an mbarrier completes."""
+        """The current phase of a barrier completes."""
         if self.races:
             current, before = self.clocks_of(barrier)
             np.maximum(before, current, out=before)
 
     def acquired(self, lanes: np.ndarray, barriers: np.ndarray) -> None:
-        """Each thread observes the completion of a phase of its mbarrier: it takes the clock of completed phases."""
+        """Each thread observes the completion of a phase of its barrier: it takes the clock of completed phases."""
         if self.races:
             block, thread = np.divmod(lanes, self.lanes)
             for barrier in np.unique(barriers).tolist():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .barrier import CLUSTER, names
 from .instruction import Blocking, Fault, Lanes, Semantics, Unsupported, define
 
 _WARP = 32
@@ -20,6 +21,7 @@ class _ClusterBarrier:
         self.batch = batch
         shape = (batch.blocks, batch.warps * _WARP)
         self.lanes = np.arange(batch.lanes).reshape(shape)
+        self.names = names(CLUSTER, batch.blocks)
         self.arrived, self.waiting = np.zeros(shape, bool), np.zeros(shape, bool)
         self.done = np.zeros(shape, bool)  # the phase of the arrival is complete; the wait is still to come
         batch.on_exit(lambda lanes: self.release(np.unique(lanes // shape[1])))
@@ -33,6 +35,7 @@ class _ClusterBarrier:
         if again.any():
             raise Fault("arrives at the barrier of its cluster twice without a wait", again)
         self.arrived[where] = True
+        self.batch.released(threads.lane, self.names[where[0]])  # with .relaxed, too: a fence may release before it
         self.release(np.unique(where[0]))
 
     def wait(self, threads) -> None:
@@ -43,6 +46,7 @@ class _ClusterBarrier:
             )
         stays = ~self.done[where]
         self.done[where] = False
+        self.batch.acquired(threads.lane[~stays], self.names[where[0][~stays]])
         if stays.any():
             self.waiting.reshape(-1)[threads.lane[stays]] = True
             self.batch.park(threads.lane[stays], "the barrier of the cluster")
@@ -55,11 +59,13 @@ class _ClusterBarrier:
         if not len(blocks):
             return
         waiting = self.waiting[blocks]
-        met = self.lanes[blocks][self.arrived[blocks]]
+        woken = self.lanes[blocks][waiting]
         self.done[blocks] = self.arrived[blocks] & ~waiting
         self.arrived[blocks] = self.waiting[blocks] = False
-        self.batch.wake(self.lanes[blocks][waiting])
-        self.batch.synchronized(met)
+        self.batch.wake(woken)
+        for name in self.names[blocks].tolist():
+            self.batch.completed(name)
+        self.batch.acquired(woken, self.names[self.batch.block[woken]])
 
 
 def _barrier(batch) -> _ClusterBarrier:

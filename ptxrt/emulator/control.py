@@ -120,3 +120,12 @@ def prefetch(modifiers: tuple[str, ...]) -> Semantics:
     if not level.startswith(("L1", "L2")):
         raise Unsupported("expected a cache level")
     return Memory("", f"[{space}]", _nothing)
+
+
+@define("applypriority", "discard")
+def hint_of_a_line(modifiers: tuple[str, ...]) -> Semantics:
+    """applypriority{.global}.L2::evict_normal [a], 128 and discard{.global}.L2 [a], 128: no effect."""
+    space, level = ("global", modifiers[1:]) if modifiers[:1] == ("global",) else ("generic", modifiers)
+    if level not in (("L2::evict_normal",), ("L2",)):
+        raise Unsupported("expected applypriority{.global}.L2::evict_normal or discard{.global}.L2")
+    return Memory("", f"[{space}], imm", _nothing)

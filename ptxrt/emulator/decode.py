@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import PtxError, Unsupported
+from ..errors import PtxError, PtxSyntaxError, Unsupported
 from ..ptx.ir import (
     TYPE_BITS,
     Address,
@@ -164,6 +164,10 @@ class Decoder:
                 raise self.error(
                     instruction, f"a {type} result does not fit the {register.type} register {register.name}"
                 )
+            if size < width and _is_exact(instruction, semantics):
+                raise self.wrong(
+                    instruction, f"the {type} result goes into the wider {register.type} register {register.name}"
+                )
         for spec, source in zip(semantics.sources, sources):
             if spec.is_address or spec.is_immediate:
                 base = source.base if source.__class__ is Address else None
@@ -171,6 +175,9 @@ class Decoder:
                     raise self.error(instruction, f"the {base.type} register {base.name} is no address")
                 continue
             for operand in source.elements if source.__class__ is Vector else (source,):
+                if operand.__class__ is Immediate:
+                    self.check_literal(instruction, spec.type, operand)
+                    continue
                 register = operand.register if operand.__class__ is Negated else operand
                 if (
                     register.__class__ is not Register
@@ -183,6 +190,22 @@ class Decoder:
                     raise self.error(
                         instruction, f"the {register.type} register {register.name} is read as {8 * size or 1} bits"
                     )
+                if size < width and _is_exact(instruction, semantics):
+                    raise self.wrong(
+                        instruction,
+                        f"the {register.type} register {register.name} is wider than its {spec.type} operand",
+                    )
+
+    def check_literal(self, instruction: Instruction, type: str, literal: Immediate) -> None:
+        """Check that f32 and f64 operands are float literals, and that integers are none."""
+        if literal.float_bits == 0 and type in ("f32", "f64"):
+            raise self.wrong(instruction, f"the integer {literal.value} stands where a {type} literal is expected")
+        if literal.float_bits and (type[0] in "us" or (type[0] == "b" and 8 * SIZES[KINDS[type]] < literal.float_bits)):
+            raise self.wrong(instruction, f"a float literal stands where a {type} operand is expected")
+
+    def wrong(self, instruction: Instruction, message: str) -> PtxSyntaxError:
+        """An error in an instruction that PTX does not allow."""
+        return PtxSyntaxError(f"{self.name}:{instruction.line}: {instruction.opcode}: {message}")
 
     def error(self, instruction: Instruction, message: str) -> Unsupported:
         """An error that names the text, the line and the opcode."""
@@ -202,6 +225,8 @@ class Decoder:
         for operand in sources:
             if operand.__class__ not in _SINGLE:
                 raise self.error(instruction, f"expected registers, found {_described(operand)}")
+            if operand.__class__ is Immediate and len(sources) == 1:
+                self.check_literal(instruction, words[1], operand)
         if len(destinations) == len(sources) > 1:
             raise self.error(instruction, "a vector is moved into a vector")
         if max(len(destinations), len(sources)) not in (1, 2, 4, 8):
@@ -294,6 +319,12 @@ class Decoder:
         if operands:
             raise self.error(instruction, f"{len(operands)} operands too many")
         return destinations, sources
+
+
+def _is_exact(instruction: Instruction, semantics: Semantics) -> bool:
+    """Whether registers have to be as wide as the types of the opcode: not in conversions, and only in instructions on
+    registers alone."""
+    return semantics.kind == "lanes" and not instruction.opcode.startswith("cvt.")
 
 
 def _only(operand):

@@ -257,11 +257,16 @@ def fma_bf16(x, y, z):
 
 
 def float_extreme(name: str) -> Callable:
-    """min or max of floats: the number if one operand is NaN; -0 is less than +0."""
+    """min or max of floats: the number if one operand is NaN, quiet or signaling; -0 is less than +0."""
     ufunc, bits = (np.fmin, np.bitwise_or) if name == "min" else (np.fmax, np.bitwise_and)
 
     def run(a, b, out=None):
         result = ufunc(a, b, out=out)
+        if (np.abs(result) > 0).all():  # no zero and no NaN
+            return result
+        lost = np.isnan(result)
+        if lost.any():  # NumPy returns NaN for a signaling NaN and a number, but not in every position
+            result = deliver(np.where(lost, np.where(np.isnan(a), b, a), result), out)
         return _zeros_in_order(result, a, b, bits)
 
     return run
@@ -284,11 +289,13 @@ def _zeros_in_order(result, a, b, bits: np.ufunc):
 
     Writes into `result`, which must not be one of the operands.
     """
-    zero = result == 0
-    if not np.any(zero):
+    both = result == 0
+    if not both.any():
+        return result
+    both = both & (a == 0) & (b == 0)
+    if not both.any():
         return result
     unsigned = f"u{result.dtype.itemsize}"
-    both = zero & (a == 0) & (b == 0)
     sign = bits(np.asarray(a).view(unsigned), np.asarray(b).view(unsigned))
     fixed = np.where(both, sign, np.asarray(result).view(unsigned)).view(result.dtype)
     if isinstance(result, np.ndarray) and result.ndim and result.flags.writeable:

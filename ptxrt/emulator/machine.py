@@ -344,20 +344,21 @@ class Batch:
             other[lanes] = False
         self.reasons.setdefault(why, np.zeros(self.lanes, bool))[lanes] = True
 
-    # Events that order accesses, for the race checks (check.py). A barrier is named by its place in shared memory.
+    # Events that order accesses, for the race checks (check.py). An mbarrier is named by its place in shared memory, a
+    # barrier at which threads only arrive by a negative number (barrier.py).
 
     def released(self, lane_ids: np.ndarray, barrier: np.ndarray) -> None:
-        """Each thread arrives: its accesses happen before the end of the current phase of its mbarrier."""
+        """Each thread arrives: its accesses happen before the end of the current phase of its barrier."""
         if self.observer is not None:
             self.observer.released(lane_ids, barrier)
 
     def completed(self, barrier: int) -> None:
-        """The current phase of an mbarrier is complete."""
+        """The current phase of a barrier is complete."""
         if self.observer is not None:
             self.observer.completed(barrier)
 
     def acquired(self, lane_ids: np.ndarray, barrier: np.ndarray) -> None:
-        """Each thread has observed the completion of a phase of its mbarrier."""
+        """Each thread has observed the completion of a phase of its barrier."""
         if self.observer is not None:
             self.observer.acquired(lane_ids, barrier)
 
@@ -372,12 +373,12 @@ class Batch:
             self.global_races.synchronizes(self, lane_ids, releases=True, acquires=True)
 
     def renewed(self, barrier: np.ndarray) -> None:
-        """These mbarriers were initialized."""
+        """These barriers start anew."""
         if self.observer is not None:
             self.observer.renewed(barrier)
 
     def synchronized(self, lane_ids: np.ndarray) -> None:
-        """These threads met at a barrier: all their earlier accesses happen before all their later ones."""
+        """These threads waited for each other: all their earlier accesses happen before all their later ones."""
         if self.observer is not None:
             self.observer.synchronized(lane_ids)
 
@@ -604,7 +605,7 @@ class Batch:
         elif isinstance(terminator, Branch):
             target = self.branch(terminator, result, lanes)
         else:
-            target = self.switch(terminator, result, lanes)
+            target = self.switch(number, terminator, result, lanes)
         if target is None:
             return None
         if together and not block.blocking and not (self.collective[target] and self.parked.any()):
@@ -624,12 +625,16 @@ class Batch:
         self.key[slice(None) if lanes is None else lanes] = np.where(predicate, np.int32(taken), np.int32(otherwise))
         return None
 
-    def switch(self, terminator: Switch, index: np.ndarray, lanes: np.ndarray | None) -> int | None:
-        """As `branch`, for brx.idx. Raises EmulatorFault for an index outside of the targets."""
+    def switch(self, number: int, terminator: Switch, index: np.ndarray, lanes: np.ndarray | None) -> int | None:
+        """As `branch`, for the brx.idx at the end of a block. Raises EmulatorFault for an index without a target."""
         targets = np.array(terminator.targets, np.int32)
-        if (index >= len(targets)).any():
-            raise EmulatorFault(
-                f"brx.idx with index {int(index.max())} of {len(targets)} targets", kernel=self.code.program.entry.name
+        outside = index >= len(targets)
+        if outside.any():
+            position = int(np.argmax(outside))
+            raise self.fault_at(
+                f"branches with index {int(index.reshape(-1)[position])} of {len(targets)} targets",
+                position if lanes is None else int(lanes[position]),
+                self.code.program.blocks[number].end,
             )
         found = targets[index]
         if np.ndim(found) == 0 or (found == found[0]).all():
@@ -844,6 +849,7 @@ def launch(emulator, entry, grid, block, shared_bytes: int, params: bytes) -> No
     if profile is not None:
         profile.mark(SCHEDULING)
     region = emulator.memory.find(emulator.param_address)
+    region.limit = len(params)
     region.data[: len(params)] = np.frombuffer(params, np.uint8)
     if region.states is not None:
         region.states[:] = 0

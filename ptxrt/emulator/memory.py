@@ -29,6 +29,7 @@ SHARED_BASE = 1024  # where shared variables start on sm_90 and newer
 LOCAL_BASE = 1024
 ALIGNMENT = 512
 _GAP = 512
+UNNAMED = "an allocation"
 
 NEVER, WRITTEN, IN_FLIGHT, OPAQUE = 0, 1, 2, 3
 
@@ -127,7 +128,7 @@ class GlobalMemory:
         self.allocations: list[Allocation] = []
         self._next = GLOBAL_BASE
 
-    def alloc(self, size: int, name: str = "an allocation", read_only: bool = False) -> int:
+    def alloc(self, size: int, name: str = UNNAMED, read_only: bool = False) -> int:
         """Reserve `size` uninitialized bytes; returns the address, a multiple of 512."""
         if size < 0:
             raise EmulatorFault(f"an allocation of {size} bytes was asked for")
@@ -518,11 +519,11 @@ class Access:
 
     def _misaligned(self, space: str, address, offset, size: int, verb: str) -> None:
         bad = (offset & offset.dtype.type(size - 1)) != 0
-        raise Fault(
-            f"{verb} {size} bytes at 0x{int(address[int(np.argmax(bad))]):x} of {space} memory, which is "
-            f"no multiple of {size}",
-            bad,
-        )
+        first = int(address[int(np.argmax(bad))])
+        place = f"{space} memory"
+        if space == "global" and (name := self.batch.memory.find(first).name) != UNNAMED:
+            place = name
+        raise Fault(f"{verb} {size} bytes at 0x{first:x} of {place}, which is no multiple of {size}", bad)
 
     def _outside(self, address: np.ndarray, where: np.ndarray, size: int, verb: str) -> None:
         first = int(address[where[0]])

@@ -9,7 +9,7 @@ instruction, for faults.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from heapq import heappop, heappush
@@ -25,7 +25,7 @@ from ..ptx.parse import damage
 from .calls import NAMESPACE
 from .codegen import UNIFORM_SPECIALS, BlockWriter
 from .decode import UNSIGNED, Decoded, Decoder, register_bytes
-from .instruction import Semantics, resolve
+from .instruction import DTYPES, Semantics, resolve
 from .uniform import evaluator
 
 
@@ -114,11 +114,23 @@ class Code:
 
 
 class Translator:
-    """Translates one program. `addresses(name, line)` returns the address of a variable in its space."""
+    """Translates one program.
 
-    def __init__(self, program: Program, addresses: Callable[[str, int], int], arithmetic: str, name: str = "<ptx>"):
+    addresses(name, line): the address of a variable in its space. extents: for parameters and for variables in global
+    and constant memory, by name, the first address that a load by this name may read, and the one after the last.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        addresses: Callable[[str, int], int],
+        extents: Mapping[str, tuple[int, int]],
+        arithmetic: str,
+        name: str = "<ptx>",
+    ):
         self.program = program
         self.addresses = addresses
+        self.extents = extents
         self.arithmetic = arithmetic
         self.name = name
         self.decoder = Decoder(name)
@@ -232,7 +244,17 @@ class Translator:
             return True
         if item.semantics.kind == "lanes":
             return True
-        return bool(item.semantics.option("constant")) and isinstance(item.sources[0].base, Symbol)
+        constant = item.semantics.option("constant") and isinstance(item.sources[0].base, Symbol)
+        return bool(constant) and self.is_inside(item)
+
+    def is_inside(self, item: "Decoded") -> bool:
+        """Whether a load of a parameter or a constant is aligned and in bounds; any other one is left to the threads,
+        for which it is a fault."""
+        address = item.sources[0]
+        size = sum(DTYPES[type].itemsize for type in item.semantics.result_types)
+        first, end = self.extents.get(address.base.name, (0, 0))
+        at = self.constant_value(address.base, "u8", item.instruction) + address.offset
+        return first <= at <= end - size and at % size == 0
 
     def find_loose_nan(self) -> None:
         """Find the "loose" registers: results of float arithmetic, and copies of them, whose NaN may not be canonical.

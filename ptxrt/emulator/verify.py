@@ -7,7 +7,7 @@ a time: opcode, operands, names, and the arguments of calls.
 
 from __future__ import annotations
 
-from ..errors import PtxError, Unsupported
+from ..errors import PtxError, PtxSyntaxError, Unsupported
 from ..ptx.ir import Address, Function, Instruction, List, Module, Pair, Register, Symbol, Vector
 from ..ptx.parse import SYSTEM_CALLS, Body, Label, body
 from .decode import Decoder
@@ -16,7 +16,10 @@ from .decode import Decoder
 def problem(module: Module, function: Function) -> PtxError | None:
     """The first error in a function, None if there is none. Raises PtxSyntaxError for a text that is not PTX."""
     decoder = Decoder(module.name)
-    read = module.bodies[function.name] = body(module, function)
+    try:
+        read = module.bodies[function.name] = body(module, function)
+    except Unsupported as error:
+        return error
     known = _names(module, function, read)
     for statement in read.statements:
         if isinstance(statement, Label):
@@ -26,6 +29,8 @@ def problem(module: Module, function: Function) -> PtxError | None:
                 _check_call(module, statement)
             elif not statement.opcode.startswith(("bra", "brx", "ret", "exit")):
                 decoder.decode(statement)
+                if function.is_entry and statement.opcode.startswith("st.param"):
+                    _check_target(module, function, statement)
                 for operand in statement.operands:
                     _check_names(module, statement, operand, known)
         except Unsupported as error:
@@ -41,6 +46,17 @@ def _names(module: Module, function: Function, read: Body) -> set[str]:
 
 def _unsupported(module: Module, statement: Instruction, message: str) -> Unsupported:
     return Unsupported(f"{module.name}:{statement.line}: {statement.opcode}: {message}", line=statement.line)
+
+
+def _check_target(module: Module, function: Function, statement: Instruction) -> None:
+    """Check that a store does not name a parameter of the kernel."""
+    address = statement.operands[0]
+    name = address.base.name if isinstance(address, Address) and isinstance(address.base, Symbol) else None
+    if any(parameter.name == name for parameter in function.params):
+        raise PtxSyntaxError(
+            f"{module.name}:{statement.line}: {statement.opcode}: '{name}' is a parameter of the kernel, which is not "
+            "written"
+        )
 
 
 def _check_names(module: Module, statement: Instruction, operand, known: set[str]) -> None:

@@ -140,7 +140,10 @@ class Variable:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of an entry or function: `offset` and `bytes` in the packed `.param` space."""
+    """A parameter of an entry or function: `offset` and `bytes` in the packed `.param` space.
+
+    register: it is declared in `.reg`, as a device function may have it; it has no place in memory then.
+    """
 
     name: str
     type: str
@@ -148,6 +151,7 @@ class Parameter:
     align: int
     offset: int
     pointer: bool = False
+    register: bool = False
 
     @property
     def bytes(self) -> int:

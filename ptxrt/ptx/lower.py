@@ -211,8 +211,15 @@ class _Inliner:
             return self.system_call(prefix, function, results, arguments, call)
         names, before, behind = {}, [], []
         for parameter, argument in zip(function.params, arguments):
+            if parameter.register:
+                before.append(self.copy(prefix, parameter, argument, "ld", call))
+                continue
             names[parameter.name] = self.pass_argument(prefix, parameter, argument, before, "st", call)
         for parameter, result in zip(function.results, results):
+            if parameter.register:
+                if result != Symbol("_"):
+                    behind.append(self.copy(prefix, parameter, result, "st", call))
+                continue
             names[parameter.name] = self.pass_argument(prefix, parameter, result, behind, "ld", call)
         statements = before + self.expand(function, prefix, names, stack) + behind
         if call.guard:
@@ -244,6 +251,18 @@ class _Inliner:
             Instruction(f"call.{function.name}", tuple(operands), call.guard, call.line, call.location),
             *behind,
         ]
+
+    def copy(self, prefix: str, parameter, operand, verb: str, call: Instruction) -> Instruction:
+        """The instruction that sets a parameter in a register before the call ("ld"), or a result behind it ("st")."""
+        register = Register(prefix + parameter.name, parameter.type)
+        self.registers[register.name] = register.type
+        bits = TYPE_BITS[parameter.type]
+        type = parameter.type if parameter.type in ("pred", "f32", "f64") else f"b{bits}"
+        opcode = f"mov.{type}"
+        if isinstance(operand, Symbol) and operand.name in self.parameters:
+            opcode, operand = f"{verb}.param.b{bits}", Address(operand)
+        pair = (register, operand) if verb == "ld" else (operand, register)
+        return Instruction(opcode, pair, None, call.line, call.location)
 
     def pass_argument(self, prefix: str, parameter, operand, copies: list, verb: str, call: Instruction) -> Symbol:
         if isinstance(operand, Symbol) and operand.name in self.parameters:

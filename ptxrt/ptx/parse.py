@@ -114,11 +114,12 @@ _MARK = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
 # ---------------------------------------------------------------------------------------------------------------
 # Literals and small forms
 
-_NUMBER = re.compile(
-    r"(?P<sign>-?)\s*(?:0[fF](?P<single>[0-9a-fA-F]{8})|0[dD](?P<double>[0-9a-fA-F]{16})"
+_LITERAL = (
+    r"(?:0[fF](?P<single>[0-9a-fA-F]{8})|0[dD](?P<double>[0-9a-fA-F]{16})"
     r"|(?P<real>\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)"
     r"|0[xX](?P<hex>[0-9a-fA-F]+)U?|0[bB](?P<binary>[01]+)U?|(?P<octal>0[0-7]*)U?|(?P<decimal>[1-9]\d*)U?)"
 )
+_NUMBER = re.compile(r"(?P<sign>-?)\s*" + _LITERAL)
 
 
 def _number(text: str) -> Immediate | None:
@@ -141,6 +142,148 @@ def _number(text: str) -> Immediate | None:
 
 
 _DIGITS = 80  # more than any number of 64 bits has, in any base
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Constant expressions (PTX ISA 4.5.4 to 4.5.6), on integers of 64 bits
+
+_EXPRESSION = re.compile(r"[-+~!(\s]*(?:\(?\.[su]64\s*\)[-+~!(\s]*)*(?:\d|WARP_SZ\b)")  # how it begins
+_TOKEN = re.compile(
+    rf"\s*(?:(?P<cast>\(\s*\.[su]64\s*\))|(?P<operator><<|>>|[<>=!]=|&&|\|\||[-+*/%<>&|^~!?:()])"
+    rf"|(?P<literal>{_LITERAL}(?![\w.])|WARP_SZ\b))\s*"
+)
+_LEVELS = {
+    operator: level
+    for level, operators in enumerate(("||", "&&", "|", "^", "&", "== !=", "< > <= >=", "<< >>", "+ -", "* / %"), 1)
+    for operator in operators.split()
+}
+_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
+    "+": int.__add__,
+    "-": int.__sub__,
+    "*": int.__mul__,
+    "/": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+    "<": int.__lt__,
+    ">": int.__gt__,
+    "<=": int.__le__,
+    ">=": int.__ge__,
+    "==": int.__eq__,
+    "!=": int.__ne__,
+}
+_BITWISE: dict[str, Callable[[int, int], int]] = {"&": int.__and__, "|": int.__or__, "^": int.__xor__}
+
+
+class _Constant(NamedTuple):
+    """An integer of 64 bits, signed or unsigned."""
+
+    value: int
+    signed: bool
+
+    def as_signed(self, signed: bool) -> "_Constant":
+        value = self.value & (1 << 64) - 1
+        return _Constant(value - (1 << 64) if signed and value >> 63 else value, signed)
+
+
+class _Calculator:
+    """Evaluates a constant expression. Raises ValueError for any other text, ZeroDivisionError."""
+
+    def __init__(self, text: str):
+        self.tokens: list[re.Match] = []
+        position = 0
+        while position < len(text):
+            match = _TOKEN.match(text, position)
+            if match is None:
+                raise ValueError(text[position:])
+            self.tokens.append(match)
+            position = match.end()
+        self.at = 0
+
+    def result(self) -> int:
+        value = self.choice().value
+        if self.at < len(self.tokens):
+            raise ValueError(self.tokens[self.at][0])
+        return value
+
+    def take(self, *operators: str) -> str | None:
+        """The next token if it is one of these operators, and step over it."""
+        found = self.tokens[self.at]["operator"] if self.at < len(self.tokens) else None
+        if found not in operators:
+            return None
+        self.at += 1
+        return found
+
+    def expect(self, operator: str) -> None:
+        if not self.take(operator):
+            raise ValueError(f"'{operator}' is missing")
+
+    def choice(self) -> _Constant:
+        """a ? b : c, or a binary expression."""
+        condition = self.binary(1)
+        if not self.take("?"):
+            return condition
+        one = self.choice()
+        self.expect(":")
+        other = self.choice()
+        return one if condition.value else other
+
+    def binary(self, level: int) -> _Constant:
+        """Operators of this level and of those that bind closer, from left to right."""
+        if level > max(_LEVELS.values()):
+            return self.unary()
+        left = self.binary(level + 1)
+        while operator := self.take(*[each for each, its_level in _LEVELS.items() if its_level == level]):
+            left = self.apply(operator, left, self.binary(level + 1))
+        return left
+
+    def apply(self, operator: str, left: _Constant, right: _Constant) -> _Constant:
+        if operator in ("&&", "||"):
+            truths = (left.value != 0, right.value != 0)
+            return _Constant(int(all(truths) if operator == "&&" else any(truths)), True)
+        if operator in ("<<", ">>"):
+            count = right.value & 63
+            value = left.value << count if operator == "<<" else left.value >> count
+            return _Constant(value, True).as_signed(left.signed)
+        if operator in _BITWISE:
+            return _Constant(_BITWISE[operator](left.value, right.value), False).as_signed(False)
+        if operator == "%":
+            return _Constant(left.as_signed(False).value % right.as_signed(False).value, True).as_signed(True)
+        signed = left.signed and right.signed
+        value = int(_ARITHMETIC[operator](left.as_signed(signed).value, right.as_signed(signed).value))
+        return _Constant(value, signed).as_signed(signed or operator not in ("+", "-", "*", "/"))
+
+    def unary(self) -> _Constant:
+        if self.at >= len(self.tokens):
+            raise ValueError("an operand is missing")
+        if operator := self.take("+", "-", "~", "!"):
+            operand = self.unary()
+            if operator == "!":
+                return _Constant(int(operand.value == 0), True)
+            if operator == "~":
+                return _Constant(~operand.value, False).as_signed(False)
+            return operand if operator == "+" else _Constant(-operand.value, True).as_signed(operand.signed)
+        if self.take("("):
+            inner = self.choice()
+            self.expect(")")
+            return inner
+        token = self.tokens[self.at]
+        self.at += 1
+        if token["cast"]:
+            return self.unary().as_signed("s" in token["cast"])
+        literal = token["literal"] or ""
+        number = Immediate(32) if literal == "WARP_SZ" else _number(literal)
+        if number is None or number.float_bits:
+            raise ValueError(token[0])
+        signed = not literal.endswith("U") and number.value < 1 << 63
+        return _Constant(number.value, signed).as_signed(signed)
+
+
+def constant(text: str) -> Immediate | None:
+    """The value of a constant expression of integers; None for any other text."""
+    if not _EXPRESSION.match(text):
+        return None
+    try:
+        return Immediate(_Calculator(text).result())
+    except (ValueError, ZeroDivisionError, RecursionError):
+        return None
 
 
 class _ModuleReader:
@@ -309,7 +452,7 @@ def _compiled(pattern: str, flags: int) -> re.Pattern:
 
 
 _PARAMETER = re.compile(
-    rf"\.(?:param|reg)\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+"
+    rf"\.(?P<space>param|reg)\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+"
     rf"(?P<pointer>\.ptr(?:\s+\.(?:global|const|shared|local|param))?(?:\s+\.align\s+\d+)?\s+)?"
     rf"(?P<name>{_IDENTIFIER})\s*(?:\[(?P<count>\d*)\])?"
 )
@@ -327,7 +470,8 @@ def read_parameter(text: str, offset: int) -> Parameter | None:
         return None
     align = max(align, type_bytes(match["type"]))
     offset = -(-offset // align) * align
-    return Parameter(match["name"], match["type"], count, align, offset, bool(match["pointer"]))
+    register = match["space"] == "reg"
+    return Parameter(match["name"], match["type"], count, align, offset, bool(match["pointer"]), register)
 
 
 _SIZE_DIGITS = 20
@@ -377,15 +521,15 @@ def _initializer(text: str, type: str, error) -> tuple:
     """Flatten an initializer into integers (bits) and Symbols."""
     values = []
     for item in filter(None, (item.strip() for item in text.replace("{", " ").replace("}", " ").split(","))):
-        number = _number(item)
+        number = _number(item) or constant(item)
         if number is not None:
             values.append(_bits_as(number, type))
             continue
-        match = re.fullmatch(rf"(?:generic\(\s*({_IDENTIFIER})\s*\)|({_IDENTIFIER}))\s*(?:([+-])\s*(\d+))?", item)
-        if match is None:
+        match = re.fullmatch(rf"(?:generic\(\s*({_IDENTIFIER})\s*\)|({_IDENTIFIER}))\s*([+-].*)?", item, re.S)
+        offset = constant(match[3] or "0") if match else None
+        if offset is None:
             raise error(f"'{item}' in an initializer is not supported: expected a number, a name or generic(name)")
-        offset = int(match[4] or 0) * (-1 if match[3] == "-" else 1)
-        values.append(Symbol(match[1] or match[2], offset))
+        values.append(Symbol(match[1] or match[2], offset.value))
     return tuple(values)
 
 
@@ -693,7 +837,8 @@ _LOC = re.compile(
     r"\s+(\d+)\s+(\d+)\s+(\d+)\s*(?:,\s*function_name\s+([\w$]+(?:\s*\+\s*\d+)?)\s*,\s*inlined_at\s+(\d+)\s+(\d+)\s+(\d+)\s*)?"
 )
 _REG = re.compile(r"\s*\.(?P<type>\w+)\s+(?P<names>.*)", re.S)
-_PLUS = re.compile(r"(.+?)\s*([+-])\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+))", re.S)
+_PLUS = re.compile(rf"({_IDENTIFIER})\s*([+-].*)", re.S)
+_STEP = re.compile(r"([+-])\s*(-?)\s*(0[xX][0-9a-fA-F]+|0|[1-9]\d*)")
 _NAME = re.compile(_IDENTIFIER)
 _SELECTED = re.compile(r"(.*[^.])\.([bh])(\d+)\s*", re.S)
 #: A mask of 32 bits: which bytes of the load that follows matter. Before any other instruction the pragma has no effect
@@ -736,7 +881,8 @@ class _BodyReader:
         self.used: dict[str, int] = {}  # name -> how often it was declared
         self.scope = _Scope(None)
         for parameter in function.params + function.results:
-            self.scope.names[parameter.name] = Symbol(parameter.name)
+            name = self.unique(parameter.name) if parameter.register else parameter.name
+            self.scope.names[parameter.name] = Register(name, parameter.type) if parameter.register else Symbol(name)
         self.locations: dict[tuple[int, int, int], Location] = {}
         self.inlined: dict[
             tuple[str, tuple[int, int, int]], Location
@@ -826,6 +972,7 @@ class _BodyReader:
             self.registers(rest)
         elif word in ("local", "shared", "param"):
             for variable in variables(word, rest, "", self.line, self.error):
+                self.check_new(variable.name)
                 name = self.unique(variable.name)
                 self.scope.names[variable.name] = Symbol(name)
                 self.variables.append(
@@ -854,15 +1001,30 @@ class _BodyReader:
         else:
             raise self.error(f"the directive .{word} is not known in a function")
 
+    def check_new(self, name: str) -> None:
+        """Raise an error for a name that this scope has declared."""
+        match = _INDEXED.fullmatch(name)
+        count = self.scope.ranges[match[1]][0] if match and match[1] in self.scope.ranges else 0
+        if name in self.scope.names or (match and int(match[2]) < count):
+            raise self.error(f"'{name}' is declared twice in one scope")
+
     def registers(self, rest: str) -> None:
         match = _REG.fullmatch(rest)
+        if match and match["type"] in ("v2", "v4"):
+            raise Unsupported(
+                f"{self.module.name}:{self.line}: '.reg{rest}': registers that are vectors are not supported",
+                line=self.line,
+            )
         if match is None or match["type"] not in TYPE_BITS:
             raise self.error(f"'.reg{rest}' is no register declaration")
         for name in (name.strip() for name in match["names"].split(",")):
             ranged = re.fullmatch(rf"({_IDENTIFIER})<(\d+)>", name)
             if ranged:
+                if ranged[1] in self.scope.ranges:
+                    raise self.error(f"'{name}' is declared twice in one scope")
                 self.scope.ranges[ranged[1]] = (int(ranged[2]), match["type"], self.unique(ranged[1]))
             elif _NAME.fullmatch(name):
+                self.check_new(name)
                 self.scope.names[name] = Register(self.unique(name), match["type"])
             else:
                 raise self.error(f"'{name}' is no register name")
@@ -893,6 +1055,8 @@ class _BodyReader:
                     operand = cache[part] = self.scope.known(part) or self.operand(part)
                 operands.append(operand)
             operands += selectors
+            if "(" in text and not opcode.startswith("call"):  # parentheses around an expression
+                operands = [_inside(operand) for operand in operands]
         if opcode.startswith(_BRANCHES):
             self.branches.append((len(self.statements), self.scope))
         used, self.used_bytes = self.used_bytes if opcode.startswith("ld") else None, None
@@ -931,6 +1095,11 @@ class _BodyReader:
         first = text[0]
         if first == "%" and "|" not in text:
             return self.register(text)
+        number = _number(text)
+        if number is None and first != "[" and not (first == "(" and _in_parentheses(text)):
+            number = constant(text)
+        if number is not None:
+            return number
         if first in _CLOSING and (text[-1] != _CLOSING[first] or len(text) < 2):
             raise self.error(f"the operand '{text[:60]}' is not closed by '{_CLOSING[first]}'")
         if first == "{":
@@ -951,18 +1120,13 @@ class _BodyReader:
         if "|" in text:
             left, right = text.split("|", 1)
             return Pair(self.operand(left.strip()), self.operand(right.strip()))
-        number = _number(text)
-        if number is not None:
-            return number
-        if text == "WARP_SZ":
-            return Immediate(32)
         if _NAME.fullmatch(text):
             return self.scope.find(text) or Symbol(text)
         match = _PLUS.fullmatch(text)
-        if match and _NAME.fullmatch(match[1]):
-            base = self.scope.find(match[1]) or Symbol(match[1])
-            if isinstance(base, Symbol):
-                return Symbol(base.name, base.offset + _displacement(match))
+        if match:
+            base, offset = self.scope.find(match[1]) or Symbol(match[1]), _displacement(match[2])
+            if isinstance(base, Symbol) and offset is not None:
+                return Symbol(base.name, base.offset + offset)
         raise self.error(f"the operand '{text}' is not understood")
 
     def register(self, text: str) -> Union[Register, Symbol, Special]:
@@ -976,7 +1140,9 @@ class _BodyReader:
 
     def address(self, text: str) -> Address:
         match = _PLUS.fullmatch(text)
-        base, offset = (self.operand(match[1].strip()), _displacement(match)) if match else (self.operand(text), 0)
+        base, offset = (self.operand(match[1]), _displacement(match[2])) if match else (self.operand(text), 0)
+        if offset is None:
+            raise self.error(f"the displacement of '[{text[:60]}]' is not understood")
         if isinstance(base, Symbol):
             return Address(Symbol(base.name), base.offset + offset)
         if not isinstance(base, (Register, Immediate)):
@@ -1005,9 +1171,30 @@ class _BodyReader:
             self.statements[index] = instruction._replace(operands=operands)
 
 
-def _displacement(match: re.Match) -> int:
-    value = int(match[3].replace(" ", ""), 0)
-    return -value if match[2] == "-" else value
+def _displacement(text: str) -> int | None:
+    """The value of `+ 4`, `+-4` or `- 2*4` behind a name; None if it is no constant expression."""
+    simple = _STEP.fullmatch(text)
+    if simple:
+        return int(simple[3], 0) * (1 if (simple[1] == "-") == bool(simple[2]) else -1)
+    found = constant(text)
+    return None if found is None else found.value
+
+
+def _in_parentheses(text: str) -> bool:
+    """Whether the parenthesis at the start of a text is closed at its end."""
+    depth = 0
+    for position, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return position == len(text) - 1
+    return False
+
+
+def _inside(operand):
+    """The operand in parentheses, alone; any other operand unchanged."""
+    while isinstance(operand, List) and len(operand.elements) == 1:
+        operand = operand.elements[0]
+    return operand
 
 
 def _depth(location: Location | None) -> int:

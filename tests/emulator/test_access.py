@@ -194,6 +194,56 @@ CASES = [("add", "u32"), ("add", "s32"), ("add", "u64"), ("min", "s32"), ("max",
          ("xor", "b32"), ("exch", "b32"), ("exch", "b64"), ("inc", "u32"), ("dec", "u32")]  # fmt: skip
 
 
+def test_spaces_of_addresses():
+    """Parameters lie in global memory, too (PTX ISA 9.7.9.21); constants do not."""
+    body = """
+    mov.b64 %rd2, out; cvta.param.u64 %rd2, %rd2; mov.u64 %rd3, fixed; cvta.const.u64 %rd3, %rd3;
+    mov.u64 %rd4, buffer; cvta.shared.u64 %rd4, %rd4; mov.u32 %r5, 0;"""
+    for position, address in enumerate(("%rd0", "%rd2", "%rd3", "%rd4")):
+        for bit, space in enumerate(("global", "param", "const", "shared")):
+            body += f"isspacep.{space} %p1, {address}; @%p1 or.b32 %r5, %r5, {1 << (4 * position + bit)};"
+    body += "isspacep.param::entry %p1, %rd2; @%p1 or.b32 %r5, %r5, 0x10000; st.global.u32 [%rd0], %r5;"
+    out = np.zeros(32, np.uint64)
+    launch(program(body, before=".const .b32 fixed = 7;\n.shared .align 4 .b8 buffer[64];"), "k", out)
+    assert (out == 0x1_8431).all()
+
+
+PARAMS = ".param .u64 out, .param .u32 a, .param .u32 b, .param .u32 c"
+
+
+@pytest.mark.parametrize("checks", [True, False])
+@pytest.mark.parametrize(
+    "load, message",
+    [
+        ("ld.param.u64 %rd2, [b];", "reads 8 bytes at 0x[0-9a-f]+c of the kernel's parameters, which is no multiple of 8"),
+        ("ld.param.v2.u32 {%r2, %r3}, [b];", "which is no multiple of 8"),
+        ("ld.param.u32 %r2, [b+8];", r"the nearest is the kernel's parameters \(20 bytes at .*\), 4 bytes past the end"),
+        ("ld.param.u32 %r2, [b+4096];", "4092 bytes past the end"),
+        ("@%p1 ld.param.u64 %rd2, [b];", "which is no multiple of 8"),
+        ("@%p1 ld.param.u64 %rd2, [b+8];", "8 bytes past the end"),
+        ("mov.b64 %rd2, b; ld.param.u32 %r2, [%rd2+8];", "4 bytes past the end"),
+        ("ld.const.u32 %r2, [fixed+8];", r"the nearest is the variable 'fixed' \(8 bytes at .*\), 4 bytes past the end"),
+        ("ld.const.u32 %r2, [fixed+2];", "of the variable 'fixed', which is no multiple of 4"),
+        ("mov.b64 %rd2, b; cvta.param.u64 %rd2, %rd2; st.u32 [%rd2], 1;", "writes 4 bytes in the kernel's parameters .* which is constant"),
+    ],
+)  # fmt: skip
+def test_faulty_accesses_to_parameters_and_constants(load, message, checks):
+    body = f"setp.eq.u32 %p1, %r0, 0; mov.u64 %rd2, 0; mov.u32 %r2, 0; \n{load}\n add.u32 %r2, %r2, 1;"
+    text = program(body, params=PARAMS, before=".const .b32 fixed[2] = {7, 8};")
+    line = 1 + next(i for i, each in enumerate(text.splitlines()) if each == load)
+    emulator = Emulator(checks=checks)
+    module = emulator.load_text(text, "test.ptx")
+    for _ in range(2):  # of the second launch the values that all threads share are known before
+        with pytest.raises(EmulatorFault, match=r"k: thread \(0, 0, 0\) of block \(0, 0, 0\) .*" + message) as caught:
+            launch(text, "k", np.zeros(32, np.uint64), 1, 2, 3, emulator=emulator, module=module)
+        assert caught.value.line == line and f"at PTX line {line} (" in str(caught.value)
+
+
+def test_a_faulty_load_that_no_thread_executes_is_none():
+    body = "setp.eq.u32 %p1, %r0, 99; @%p1 ld.param.u64 %rd2, [out+4096]; @%p1 ld.param.u64 %rd2, [out+4];"
+    launch(program(body), "k", np.zeros(32, np.uint64))
+
+
 @pytest.mark.parametrize("space", ["global", "shared", ""])
 @pytest.mark.parametrize("operation,type", CASES)
 def test_atom(operation, type, space, rng):

@@ -166,6 +166,8 @@ def test_24_bits(execute):
     compare(execute, "mul24.hi.u32", lambda a, b: u24(a) * u24(b) >> 16, 32)
     compare(execute, "mul24.hi.s32", lambda a, b: signed(a, 24) * signed(b, 24) >> 16, 32)
     compare(execute, "mad24.lo.s32", lambda a, b, c: signed(a, 24) * signed(b, 24) + c, 32, third=(32, [9]))
+    saturated = lambda a, b, c: max(-(2**31), min(2**31 - 1, (signed(a, 24) * signed(b, 24) >> 16) + signed(c, 32)))
+    compare(execute, "mad24.hi.sat.s32", saturated, 32, third=(32, [0x7FFFFFFF, 0x80000000, 5]))
 
 
 @pytest.mark.parametrize("type", ["u16", "s32", "u64"])
@@ -410,6 +412,17 @@ def test_lop3(execute, table):
     compare(execute, "lop3.b32", lookup, 32, third=(32, [0x0F0F1234, 0xCCCCCCCC]), extra=f", 0x{table:02x}")
 
 
+def test_lop3_with_a_predicate(execute):
+    a, b = np.array([5, 5, 8, 8], np.uint32), np.array([4, 4, 4, 4], np.uint32)
+    inputs = {"a": ("b32", a), "b": ("b32", b), "q": ("pred", [0, 1, 0, 1])}
+    body = """lop3.or.b32 %d|%o, %a, %b, %b, 0xC0, %q; lop3.and.b32 %e|%n, %a, %b, %b, 0xC0, %q;
+        lop3.and.b32 _|%m, %a, %b, %b, 0xC0, !%q; lop3.or.b32 %f|_, 3, 6, 0, 0x3C, %q;"""
+    got = execute(body, inputs, dict.fromkeys("def", "b32") | dict.fromkeys("onm", "pred"))
+    assert got["d"].tolist() == got["e"].tolist() == [4, 4, 0, 0] and (got["f"] == 5).all()
+    assert got["o"].tolist() == [True, True, False, True]
+    assert got["n"].tolist() == [False, True, False, False] and got["m"].tolist() == [True, False, False, False]
+
+
 def prmt(a, b, selector):
     source = [(b << 32 | a) >> 8 * i & 0xFF for i in range(8)]
     result = 0
@@ -644,6 +657,32 @@ def test_min_and_max(execute, name, choose):
             assert int(got["x"][lane]) == bits_of(choose(abs(x), abs(y))) & 0x7FFFFFFF | sign, (x, y)
 
 
+SIGNALING = {"f32": 0x7F800001, "f64": 0x7FF0000000000001, "f16": 0x7C01, "bf16": 0x7F81}
+
+
+@pytest.mark.parametrize("type", ["f32", "f64", "f16", "bf16", "f16x2", "bf16x2"])
+@pytest.mark.parametrize("name", ["min", "max"])
+def test_min_and_max_of_a_signaling_nan(execute, name, type):
+    """In every lane: a number and a NaN give the number, two NaN the canonical one."""
+    element = type.removesuffix("x2")
+    bits = {"f64": 64, "f32": 32}.get(element, 16)
+    one = {"f64": 0x3FF0000000000000, "f32": 0x3F800000, "f16": 0x3C00, "bf16": 0x3F80}[element]
+    canonical = {"f64": 0x7FF8000000000000, "f32": 0x7FFFFFFF}.get(element, 0x7FFF)
+    nan, width = SIGNALING[element], 32 if type.endswith("x2") else bits
+    if width > bits:
+        one, nan, canonical = (value << 16 | value for value in (one, nan, canonical))
+    body = (
+        f"{name}.{type} %c, %a, %b; {name}.{type} %d, %b, %a; {name}.{type} %e, %a, %a; {name}.NaN.{type} %f, %a, %b;"
+    )
+    if element == "f64":
+        body = body.rsplit(" min", 1)[0].rsplit(" max", 1)[0] + " mov.b64 %f, 0x7FF8000000000000;"
+    for threads in (1, 7, 17, 128):
+        inputs = {"a": (f"b{width}", np.full(threads, nan, f"u{width // 8}")), "b": (f"b{width}", one)}
+        got = execute(body, inputs, dict.fromkeys("cdef", f"b{width}"), threads=threads, block=threads)
+        assert (got["c"] == one).all() and (got["d"] == one).all(), threads
+        assert (got["e"] == canonical).all() and (got["f"] == canonical).all(), threads
+
+
 def test_three_operands(execute):
     a, b, c = (np.array(v, np.float32) for v in ([1, 5, 9], [4, 2, np.nan], [3, 7, 1]))
     got = execute(
@@ -704,17 +743,18 @@ def test_pairs_of_floats(execute):
 
 
 def test_properties(execute):
-    a = np.array([0.0, 1.0, 1e-40, np.inf, np.nan, -2.5], np.float32)
+    """Zeros of both signs count as normal numbers (PTX ISA 9.7.3.2)."""
+    a = np.array([0.0, -0.0, 1.0, 1e-40, np.inf, np.nan, -2.5], np.float32)
     names = ["finite", "infinite", "number", "notanumber", "normal", "subnormal"]
     got = execute(
         " ".join(f"testp.{name}.f32 %{name}, %a;" for name in names), {"a": ("f32", a)}, dict.fromkeys(names, "pred")
     )
-    assert got["finite"].tolist() == [True, True, True, False, False, True]
-    assert got["infinite"].tolist() == [False, False, False, True, False, False]
-    assert got["number"].tolist() == [True, True, True, True, False, True]
-    assert got["notanumber"].tolist() == [False, False, False, False, True, False]
-    assert got["normal"].tolist() == [False, True, False, False, False, True]
-    assert got["subnormal"].tolist() == [False, False, True, False, False, False]
+    assert got["finite"].tolist() == [True, True, True, True, False, False, True]
+    assert got["infinite"].tolist() == [False, False, False, False, True, False, False]
+    assert got["number"].tolist() == [True, True, True, True, True, False, True]
+    assert got["notanumber"].tolist() == [False, False, False, False, False, True, False]
+    assert got["normal"].tolist() == [True, True, True, False, False, False, True]
+    assert got["subnormal"].tolist() == [False, False, False, True, False, False, False]
 
 
 def test_copysign(execute):
@@ -748,7 +788,7 @@ def test_small_floats(execute):
 
 @pytest.mark.parametrize(
     "opcode",
-    ["add.f128", "mul.u32", "mul.wide.u64", "div.sat.f32", "fma.rn.ftz.f64", "setp.lo.s32", "setp.equ.u32", "shl.s32", "lop3.and.b32", "prmt.b32.xx", "min.relu.u32", "max.u16x2.relu", "max.s16.relu", "selp.pred", "frobnicate.u32", "add.rn.s32"],
+    ["add.f128", "mul.u32", "mul.wide.u64", "div.sat.f32", "fma.rn.ftz.f64", "setp.lo.s32", "setp.equ.u32", "shl.s32", "lop3.xor.b32", "mad24.hi.sat.u32", "mad24.lo.sat.s32", "mul24.hi.sat.s32", "prmt.b32.xx", "min.relu.u32", "max.u16x2.relu", "max.s16.relu", "selp.pred", "frobnicate.u32", "add.rn.s32"],
 )  # fmt: skip
 def test_what_is_refused(opcode):
     with pytest.raises(Unsupported, match=opcode.split(".")[0]):

@@ -1,8 +1,13 @@
-"""Barriers in isolation (PTX ISA 9.7.13.1): which threads wait, the results of reductions, and faults."""
+"""Barriers in isolation (PTX ISA 9.7.13.1): which threads wait, the results of reductions, faults, and what
+they order."""
+
+import re
 
 import numpy as np
 import pytest
+from programs import launch, program
 
+from ptxrt.emulator import Emulator
 from ptxrt.emulator.instruction import Unsupported, resolve
 from ptxrt.errors import EmulatorFault
 
@@ -205,6 +210,98 @@ def test_unaligned_barrier_takes_the_lanes_of_a_warp_one_by_one(execute):
         mov.u32 %d, 1;
     """
     assert execute(body, threads() | {"p": ("pred", np.zeros(96))}, {"d": "b32"}, block=96)["d"].all()
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Races: a thread that only arrives publishes what it did before, and learns nothing of the others
+
+# Thread 0 stores `word` before a barrier of all. %p5, %p6, %p7: the thread is the first of warp 0, 1, 2.
+FIRSTS = """
+    mov.u32 %r2, word; setp.eq.u32 %p5, %r0, 0; setp.eq.u32 %p6, %r0, 32; setp.eq.u32 %p7, %r0, 64;
+    @%p5 st.shared.u32 [%r2], 99; bar.sync 0;
+    setp.lt.u32 %p1, %r0, 32; setp.lt.u32 %p2, %r0, 64; @%p1 bra ZERO; @%p2 bra ONE; bra TWO;
+"""
+# What each warp does, and whether it is a race.
+PAIRS = {
+    "store before the arrive": ("bar.sync 1, 64; {load0}", "{store1} bar.arrive 1, 64;", "", False),
+    "store after the arrive": ("bar.sync 1, 64; {load0}", "bar.arrive 1, 64; {store1}", "", True),
+    "load before the arrive": ("bar.sync 1, 64; {store0}", "{load1} bar.arrive 1, 64;", "", False),
+    "load after the arrive": ("bar.sync 1, 64; {store0}", "bar.arrive 1, 64; {load1}", "", True),
+    "load of what is stored before the wait": ("{store0} bar.sync 1, 64;", "bar.arrive 1, 64; {load1}", "", True),
+    "the buffer is full, then empty": (
+        "bar.sync 1, 64; {load0} bar.arrive 2, 64;",
+        "{store1} bar.arrive 1, 64; bar.sync 2, 64; {store1}",
+        "",
+        False,
+    ),
+    "no wait until the buffer is empty": (
+        "bar.sync 1, 64; {load0} bar.arrive 2, 64;",
+        "{store1} bar.arrive 1, 64; {store1} bar.sync 2, 64;",
+        "",
+        True,
+    ),
+    "a chain": ("bar.sync 2, 64; {load0}", "bar.sync 1, 64; bar.arrive 2, 64;", "{store2} bar.arrive 1, 64;", False),
+    "a broken chain": (
+        "bar.sync 2, 64; {load0}",
+        "bar.sync 1, 64; bar.arrive 2, 64;",
+        "bar.arrive 1, 64; {store2}",
+        True,
+    ),
+    "two wait for one": ("{store0} bar.sync 1, 96;", "bar.arrive 1, 96;", "bar.sync 1, 96; {load2}", False),
+    "all wait": ("bar.sync 1, 64; {load0}", "{store1} bar.sync 1, 64;", "", False),
+    "all but one exited": ("bar.sync 1, 64; {load0}", "{store1} bar.arrive 1, 64; exit;", "exit;", False),
+}
+
+
+@pytest.mark.parametrize("options", [dict(races=True), dict(races="strict"), dict(strict=True)])
+@pytest.mark.parametrize("schedule", ["together", "warps"])
+@pytest.mark.parametrize("kind", ["bar.{}", "barrier.cta.{}"])
+@pytest.mark.parametrize("what", PAIRS)
+def test_what_an_arrival_orders(what, kind, schedule, options):
+    *warps, races = PAIRS[what]
+    accesses = {f"load{warp}": f"@%p{5 + warp} ld.shared.u32 %r3, [%r2];" for warp in range(3)}
+    accesses |= {f"store{warp}": f"@%p{5 + warp} st.shared.u32 [%r2], %r0;" for warp in range(3)}
+    zero, one, two = (
+        re.sub(r"bar\.(sync|arrive)", lambda found: kind.format(found[1]), warp.format(**accesses)) for warp in warps
+    )
+    body = f"{FIRSTS} ZERO: {zero} bra E; ONE: {one} bra E; TWO: {two} E:"
+    text = program(body, before=".shared .align 4 .b32 word;", params=".param .u64 out")
+    run = lambda: launch(text, "k", np.zeros(96), block=96, emulator=Emulator(schedule=schedule, **options))
+    if not races:
+        run()
+        return
+    with pytest.raises(EmulatorFault, match=r"(reads|writes) 4 bytes .* thread \d+ \(warp \d\) (wrote|read) .* a race"):
+        run()
+
+
+RING = """
+    .reg .b32 %slot; mov.u32 %r2, ring; mov.u32 %r5, 0; setp.lt.u32 %p1, %r0, 32; and.b32 %r6, %r0, 31;
+    mad.lo.u32 %r2, %r6, 4, %r2; @%p1 bra CONSUME;
+PRODUCE:
+    and.b32 %slot, %r5, 1; mad.lo.u32 %r7, %slot, 128, %r2; add.u32 %r8, %slot, 1; add.u32 %r9, %slot, 3;
+    setp.lt.u32 %p2, %r5, 2; @%p2 bra FREE; {wait} FREE:
+    st.shared.u32 [%r7], %r5; bar.arrive %r8, 64;
+    add.u32 %r5, %r5, 1; setp.lt.u32 %p3, %r5, 8; @%p3 bra PRODUCE; bra E;
+CONSUME:
+    and.b32 %slot, %r5, 1; xor.b32 %r6, %r0, 1; mov.u32 %r2, ring; mad.lo.u32 %r2, %r6, 4, %r2;
+    mad.lo.u32 %r7, %slot, 128, %r2; add.u32 %r8, %slot, 1; add.u32 %r9, %slot, 3;
+    bar.sync %r8, 64; ld.shared.u32 %r4, [%r7]; setp.ge.u32 %p2, %r5, 6; @%p2 bra LAST; bar.arrive %r9, 64; LAST:
+    add.u32 %r5, %r5, 1; setp.lt.u32 %p3, %r5, 8; @%p3 bra CONSUME;
+E:
+"""
+
+
+@pytest.mark.parametrize("schedule", ["together", "warps"])
+def test_a_ring_of_two_buffers(schedule):
+    """A producer fills two buffers in turn; for each there is a barrier "full" and a barrier "empty"."""
+
+    def run(wait: str) -> None:
+        text = program(RING.format(wait=wait), before=".shared .align 4 .b32 ring[64];")
+        launch(text, "k", np.zeros(64), block=64, emulator=Emulator(races=True, schedule=schedule))
+
+    run("bar.sync %r9, 64;")
+    with pytest.raises(EmulatorFault, match="a race|again before it completes|more threads arrive"):
+        run("")
 
 
 @pytest.mark.parametrize("opcode", ["bar.wait", "bar.sync.aligned", "bar.red.xor.pred", "bar.red.popc.pred"])

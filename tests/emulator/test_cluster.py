@@ -37,6 +37,36 @@ def test_barrier(execute, barrier, late, schedule):
     assert (execute(body, NUMBERS, {"d": "b32"}, block=96, schedule=schedule)["d"] == (np.arange(96) + 32) % 96).all()
 
 
+STORE, LOAD = "st.shared.b32 [%place], %t;", "ld.shared.b32 %d, [%other];"
+
+
+@pytest.mark.parametrize("schedule", ["together", "warps"])
+@pytest.mark.parametrize(
+    "before, between, after, races",
+    [
+        (STORE, "", LOAD, False),
+        ("", STORE, LOAD, True),
+        (STORE, LOAD, "", True),
+        ("", "", STORE + LOAD, True),
+    ],
+)
+def test_what_an_arrival_orders(execute, before, between, after, races, schedule):
+    """Accesses between the arrival and the wait are not ordered with those of other threads there."""
+    body = f"""
+        .shared .align 4 .b8 box[1024]; .reg .b32 %at, %place, %other;
+        mov.u32 %at, box; mad.lo.u32 %place, %t, 4, %at; xor.b32 %other, %t, 32; mad.lo.u32 %other, %other, 4, %at;
+        mov.u32 %d, 0; {LATE.replace("64", "32")}
+        {before} barrier.cluster.arrive; {between} barrier.cluster.wait; {after}
+    """
+    numbers = {"t": ("b32", np.arange(64, dtype=np.uint32)), "p": ("pred", np.zeros(64))}
+    run = lambda: execute(body, numbers, {"d": "b32"}, block=64, races=True, checks=False, schedule=schedule)
+    if not races:
+        assert (run()["d"] == np.arange(64) ^ 32).all()
+        return
+    with pytest.raises(EmulatorFault, match="a race"):
+        run()
+
+
 def test_registers_and_ranks(execute):
     body = """
         .shared .align 4 .b8 box[4]; .reg .b32 %a, %b; .reg .b64 %w; .reg .pred %e;

@@ -27,13 +27,20 @@ def test_brx():
     launch(program("setp.eq.u32 %p0, %r0, 5;" + BRANCH_TABLE), "k", out, block=64)
     want = [0 if i == 5 else [100, 200, 302, 303][i & 3] for i in range(64)]
     assert out[:, 0].tolist() == want
-    with pytest.raises(EmulatorFault, match="index 7 of 4"):
+    said = r"k: thread \(4, 0, 0\) of block \(0, 0, 0\) branches with index 4 of 4 targets at PTX line \d+ \(brx.idx\)"
+    with pytest.raises(EmulatorFault, match=said) as caught:
         launch(
             program("setp.eq.u32 %p0, %r0, 999;" + BRANCH_TABLE.replace("and.b32 %r2, %r0, 3", "and.b32 %r2, %r0, 7")),
             "k",
             out,
             block=64,
         )
+    assert caught.value.thread == (4, 0, 0) and caught.value.line > 0
+    # Threads 0 to 31 are elsewhere, and the index is one number for all others.
+    text = program("setp.lt.u32 %p0, %r0, 32;" + BRANCH_TABLE.replace("and.b32 %r2, %r0, 3", "mov.u32 %r2, 9"))
+    for schedule in ("together", "warps"):
+        with pytest.raises(EmulatorFault, match=r"thread \(32, 0, 0\) .* index 9 of 4"):
+            launch(text, "k", out, block=64, emulator=Emulator(schedule=schedule))
 
 
 def test_nested_divergence():
@@ -218,7 +225,7 @@ def test_clocks_go_forward():
 
 
 def test_what_has_no_effect():
-    body = "membar.gl; membar.cta; fence.acq_rel.gpu; fence.sc.sys; fence.proxy.async; fence.mbarrier_init.release.cluster; fence.proxy.tensormap::generic.acquire.gpu [%rd0], 128; fence.proxy.tensormap::generic.release.gpu; prefetch.tensormap [%rd0]; nanosleep.u32 100; griddepcontrol.wait; griddepcontrol.launch_dependents; prefetch.global.L2 [%rd0]; pmevent 3; st.global.u64 [%rd0], %rd1;"
+    body = "membar.gl; membar.cta; fence.acq_rel.gpu; fence.sc.sys; fence.proxy.async; fence.mbarrier_init.release.cluster; fence.proxy.tensormap::generic.acquire.gpu [%rd0], 128; fence.proxy.tensormap::generic.release.gpu; prefetch.tensormap [%rd0]; nanosleep.u32 100; griddepcontrol.wait; griddepcontrol.launch_dependents; prefetch.global.L2 [%rd0]; applypriority.global.L2::evict_normal [%rd0], 128; discard.L2 [%rd0], 128; pmevent 3; st.global.u64 [%rd0], %rd1;"
     out = np.zeros(32, np.uint64)
     launch(program(body), "k", out)
     assert out.tolist() == [8 * i for i in range(32)]

@@ -18,7 +18,7 @@ ENTRY = ".visible .entry k() { ret; }\n"
 
 def body(text, before=""):
     """An entry around a body whose first line is the sixth after `before`."""
-    registers = ".reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<9>;"
+    registers = ".reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<9>; .reg .f32 %f<9>; .reg .f64 %fd<9>;"
     return f"{HEAD}{before}.visible .entry k(.param .u64 out)\n{{ {registers}\n{text}\nret; }}\n"
 
 
@@ -56,6 +56,13 @@ DAMAGED = {
     "vector of vectors": (body("mov.b64 %rd1, {{%r1}, %r2};"), "t.ptx:6: the vector"),
     "predicate as a number": (body("mov.pred %p1, %r1;"), "t.ptx:6: mov.pred: %r1 has not 1 bits"),
     "address in a predicate": (body("ld.global.u32 %r1, [%p1];"), "t.ptx:6: ld.global.u32: the pred register %p1 is no address"),
+    "integer as an f32": (body("mov.f32 %f1, 1;"), "t.ptx:6: mov.f32: the integer 1 stands where a f32 literal is"),
+    "integer as a summand": (body("add.f64 %fd1, %fd1, 2;"), "t.ptx:6: add.f64: the integer 2 stands where a f64 literal"),
+    "float as an integer": (body("mov.u32 %r1, 3.0;"), "t.ptx:6: mov.u32: a float literal stands where a u32 operand"),
+    "float as a stored integer": (body("st.global.b32 [%rd1], 3.0;"), "t.ptx:6: st.global.b32: a float literal stands"),
+    "wide source": (body("add.f32 %f1, %rd1, %f1;"), "t.ptx:6: add.f32: the b64 register %rd1 is wider than its f32 operand"),
+    "wide result": (body("add.u32 %rd1, %r1, %r1;"), "t.ptx:6: add.u32: the u32 result goes into the wider b64 register %rd1"),
+    "store to a parameter": (body("st.param.u64 [out], %rd1;"), "t.ptx:6: st.param.u64: 'out' is a parameter of the kernel"),
     "modifier without a number": (body("cp.async.wait_group;"), "t.ptx:6: "),
     "nothing": ("", "t.ptx:1: a PTX text starts with"),
     "zeros": ("\0" * 4096, "t.ptx:1: "),
@@ -68,6 +75,14 @@ def test_a_damaged_text_is_refused_by_its_line(what):
     with pytest.raises((PtxSyntaxError, Unsupported), match=message):
         module = Emulator().load_text(text, "t.ptx", whole=True)
         module.code("k")
+
+
+def test_literals_that_are_allowed():
+    """Of float literals: any for floats, those of at most as many bits for untyped operands (as ptxas)."""
+    lines = """mov.f32 %f1, 0d3FF0000000000000; mov.f64 %fd1, 0f3F800000; mov.b32 %r1, 0f3F800000; mov.b64 %rd1, 1.0;
+        mov.b32 %f1, 1; add.f32 %f1, %f1, 1.0; and.b32 %r1, %r1, 0f3F800000; cvt.rn.f32.s32 %f1, 1; cvt.u32.u8 %r1, %rd1;
+        cvt.u8.u32 %rd1, %r1; ld.param.u8 %rd1, [out]; st.global.u8 [%rd1], %rd1; mov.b64 %rd1, {%r1, 0f3F800000};"""
+    Emulator().load_text(body(lines), "t.ptx", whole=True).code("k")
 
 
 def test_a_literal_beyond_f32_is_infinite():
@@ -220,6 +235,95 @@ def test_a_missing_file(tmp_path, machine):
         ptxrt.load(tmp_path / "no.ptx")
     with pytest.raises(FileError):
         ptxrt.load(tmp_path)
+
+
+# Constant expressions and registers of device functions
+
+EXPRESSIONS = {  # values of ptxas 13.0
+    "3*4": 12,
+    "(3+4)*2-1": 13,
+    "~0 | 1<<5 | (5>3)?7:8": 7,
+    "((3))": 3,
+    "-(3)": -3,
+    "!3 + !0": 1,
+    "-7/2": -3,
+    "-7 % 4": 1,
+    "1 && 0 || 2": 1,
+    "1<<3>>1": 4,
+    "6 & 3 ^ 8 | 16": 26,
+    "2 - 1 - 1": 0,
+    "-1 < 0U": 0,
+    "(.s64)0xffffffffffffffff < 0": 1,
+    "-1 >> 1": -1,
+    "3 == 3 != 0": 1,
+    "WARP_SZ * 2": 64,
+}
+
+
+def test_constant_expressions():
+    lines = "\n".join(
+        f"mov.u64 %rd2, {text}; st.global.u64 [%rd1+8*{position}], %rd2;" for position, text in enumerate(EXPRESSIONS)
+    )
+    other = """mov.u64 %rd2, list+4*(1+1); ld.global.u32 %r1, [%rd2]; ld.global.u32 %r2, [list+2*6]; st.global.u32 [%rd1+8*20], %r1;
+        st.global.u32 [%rd1+160+4], %r2; mov.b64 %rd2, {1+1, 2*2}; st.global.u64 [%rd1+(21*8)], %rd2;"""
+    out = np.zeros(22, np.int64)
+    before = ".global .b32 list[4] = {1, 2, 1+2, (1+1)*2};\n"
+    launch(body(f"ld.param.u64 %rd1, [out]; {lines} {other}", before), "k", out, block=1)
+    assert out[: len(EXPRESSIONS)].tolist() == list(EXPRESSIONS.values())
+    assert out[20:].view(np.uint32).tolist() == [3, 4, 2, 4]
+
+
+@pytest.mark.parametrize("text", ["1/0", "3 % 0", "(3", "3 +", "08", "1 ? 2", "2 3", "(.u32)3"])
+def test_what_is_no_constant_expression(text):
+    with pytest.raises(PtxSyntaxError, match="t.ptx:6: "):
+        Emulator().load_text(body(f"mov.u32 %r1, {text};"), "t.ptx", whole=True)
+
+
+def test_parameters_in_registers():
+    """Numbers, registers, predicates and variables in .param are passed; a result may be dropped."""
+    before = """.func (.reg .b32 r) more (.reg .b32 a) { add.u32 r, a, 41; ret; }
+.func (.reg .pred r, .reg .f32 s) mixed (.reg .pred a, .reg .f32 b, .param .b32 c)
+{ .reg .b32 x; ld.param.b32 x, [c]; not.pred r, a; cvt.rn.f32.u32 s, x; add.f32 s, s, b; ret; }
+"""
+    calls = """ld.param.u64 %rd1, [out]; mov.u32 %r1, 1; call (%r2), more, (%r1); call (%r1), more, (%r2); call (%r1), more, (%r1);
+        st.global.u32 [%rd1], %r1; call (%r1), more, (1+1); st.global.u32 [%rd1+4], %r1; call (_), more, (%r1);
+        setp.eq.u32 %p1, %r1, 0; @%p1 call (%r1), more, (%r1); st.global.u32 [%rd1+8], %r1;
+        { .param .b32 c, d; st.param.b32 [c], 5; call (d), more, (c); ld.param.b32 %r3, [d]; call (%p1, %f1), mixed, (%p1, 2.5, c); }
+        selp.u32 %r4, 1, 0, %p1; st.global.v4.u32 [%rd1+16], {%r3, %r4, %r4, %r4}; st.global.f32 [%rd1+24], %f1;"""
+    out = np.zeros(8, np.uint32)
+    launch(body(calls, before), "k", out, block=1)
+    assert out.tolist() == [124, 43, 43, 0, 46, 1, int(np.float32(7.5).view(np.uint32)), 1]
+
+
+def test_vector_registers_are_refused_where_they_are_used():
+    text = (
+        HEAD
+        + """.func helper() { .reg .v4 .u32 %v; ret; }
+.visible .entry bad() { call helper; ret; }
+"""
+        + ENTRY
+    )
+    loaded = Emulator().load_text(text, "t.ptx", whole=True)
+    assert set(loaded.refused) == {"bad"}
+    assert "t.ptx:4: '.reg .v4 .u32 %v': registers that are vectors are not supported" in str(loaded.refused["bad"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ".reg .b32 %x; .reg .u32 %x;",
+        ".reg .b32 %x<3>; .reg .b32 %x2;",
+        ".reg .b32 %x<3>; .reg .b32 %x<5>;",
+        ".reg .b32 out;",
+        ".reg .b32 %x; .shared .b32 %x;",
+    ],
+)
+def test_a_name_is_declared_once_in_a_scope(line):
+    with pytest.raises(PtxSyntaxError, match="t.ptx:6: '.*' is declared twice in one scope"):
+        Emulator().load_text(body(line), "t.ptx", whole=True)
+    again = line.split(";")[0] + "; { " + line.split(";")[0] + "; }"
+    if "out" not in line:
+        Emulator().load_text(body(again), "t.ptx", whole=True)
 
 
 # Output of other compilers
