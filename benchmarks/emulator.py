@@ -21,7 +21,7 @@ import numpy as np
 import ptxrt
 
 REPEATS = 5
-FIRST_DIMS = (32, 128, 256)
+FIRST_DIMS = (64, 128, 256)
 FIRST = {"qk": "mxfp4", "pv": "bf16", "quantize": "in_kernel"}
 
 
@@ -55,7 +55,8 @@ def first_launch(dim: int) -> None:
     x = random(1, 1, 1, dim)
     first = timed(lambda: ptxrt.attention(x, x, x, **FIRST))
     beyond = first - times(lambda: ptxrt.attention(x, x, x, **FIRST)).min(axis=0)
-    (counts,) = ptxrt.selection.current().emulator.coverage()[f"attention_mxfp4_bf16_in_kernel_dim{dim}.ptx"].values()
+    unit = f"attention_mxfp4_bf16_in_kernel_dim{dim}_dim_v{dim}"
+    (counts,) = ptxrt.selection.current().emulator.coverage()[f"{unit}.ptx"].values()
     print(
         f"first launch, attention d={dim:<3} ({len(counts)} PTX lines) {'':4}beyond its run time {said(beyond)}",
         flush=True,

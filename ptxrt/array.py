@@ -401,7 +401,7 @@ class DeviceArray:
 
     def transpose(self, *axes: SupportsIndex | Sequence[SupportsIndex]) -> "DeviceArray":
         """View the same memory with its axes in the order of `axes`, or reversed."""
-        if axes == (None,):
+        if len(axes) == 1 and axes[0] is None:
             axes = ()
         try:
             order = tuple(map(index, axes[0] if len(axes) == 1 and hasattr(axes[0], "__iter__") else axes))
@@ -410,7 +410,7 @@ class DeviceArray:
         order = tuple(axis + self.ndim if axis < 0 else axis for axis in order) or tuple(range(self.ndim))[::-1]
         if sorted(order) != list(range(self.ndim)):
             raise ArgumentError(
-                f"transpose: the axes are {list(axes)}; pass each of the {self.ndim} axes of {self!r} once"
+                f"transpose: the axes are {shortened(list(axes))}; pass each of the {self.ndim} axes of {self!r} once"
             )
         shape, strides = (tuple(item[axis] for axis in order) for item in (self.shape, self.strides))
         return DeviceArray(self.memory, self.address, shape, self.dtype, strides, self.writeable)

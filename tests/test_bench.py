@@ -3,6 +3,7 @@ on a GPU."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from itertools import product
@@ -624,6 +625,14 @@ def test_side_by_side_scripts_say_in_one_line_what_they_lack(script):
         and done.stdout.startswith("skipped: ")
         and len(done.stdout.splitlines()) == 1
     )
+
+
+def test_the_first_launch_of_each_head_dimension_is_timed():
+    """benchmarks/emulator.py: in a process of its own, since a text is translated once."""
+    script = ROOT / "benchmarks" / "emulator.py"
+    path = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script, "64"], env=path, capture_output=True, text=True)
+    assert done.returncode == 0 and re.search(r"first launch, attention d=64 .*PTX lines.* s", done.stdout), done.stderr
 
 
 @pytest.mark.parametrize("dtype, pairs", [("bf16", None), ("f16", [("f16", "f16")])])
