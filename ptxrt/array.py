@@ -10,13 +10,13 @@ from functools import cached_property
 from math import prod
 from operator import index
 from reprlib import repr as shortened
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, Union
 
 import ml_dtypes
 import numpy as np
 
-from .backend import Backend, Queue, Remembered, enter, leave, refuse_pickle, refuse_recording, scope
+from .backend import Backend, Queue, Remembered, enter, leave, recorded_use, refuse_pickle, refuse_recording, scope
 from .binder import ALIGNMENT, row_major_strides
 from .errors import ArgumentError, OutOfMemory
 from .formats import dtype_of, in_native_order
@@ -53,7 +53,17 @@ def _copies() -> Copies:
 
 # The most uses of one memory that are recorded one by one. Further uses replace them by one event.
 USES = 8
-noting = Lock()
+noting = RLock()  # the collector may run finalizers that launch at any statement
+
+
+def _after_fork() -> None:
+    """Replace the lock in a forked process, where a thread that held it does not exist."""
+    global noting
+    noting = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def with_use(backend: Backend, uses: tuple, queue: Queue, mark: Any) -> tuple:
@@ -117,12 +127,17 @@ class Memory:
             return
         if not write and self.readers and any(its is mark for _, its in self.readers):
             return
-        with noting:
-            if write:
-                self.writer, self.readers = mark, ()
-            else:
-                self.readers = with_use(self.backend, self.readers, queue, mark)
-            changes.count += 1  # afterwards, so that a test that begins at the new count sees the new uses
+        while True:
+            before = self.readers
+            after = () if write else with_use(self.backend, before, queue, mark)  # may call the driver
+            with noting:
+                if write:
+                    self.writer = mark
+                elif self.readers is not before:  # another thread, or a finalizer of this one, was here
+                    continue
+                self.readers = after
+                changes.count += 1  # afterwards, so that a test that begins at the new count sees the new uses
+                return
 
     def __del__(self, is_finalizing=sys.is_finalizing):
         # At interpreter exit the driver may be gone already; the memory goes with the process.
@@ -776,9 +791,10 @@ def upload(backend: Backend, host: np.ndarray, stream=None) -> DeviceArray:
     queue = backend.queue(stream)
     array = allocate(backend, host.shape, host.dtype, queue)
     if host.nbytes:
-        backend.write(array.address, host, queue)
-        if not queue.lasting:  # else the queue is the mark that the new memory has
-            array.memory.release(queue, backend.mark(queue), True)
+        with recorded_use(backend, queue):
+            backend.write(array.address, host, queue)
+            if not queue.lasting:  # else the queue is the mark that the new memory has
+                array.memory.release(queue, backend.mark(queue), True)
     return array
 
 
@@ -837,8 +853,9 @@ def _copy(array: DeviceArray, target: Backend, stream=None) -> DeviceArray:
     copied = allocate(target, array.shape, array.dtype, queue)
     if array.nbytes:
         array.memory.acquire(queue, False)
-        target.copy(copied.address, array.backend, array.address, array.nbytes, queue)
-        array.memory.release(queue, target.mark(queue), False)
+        with recorded_use(target, queue):
+            target.copy(copied.address, array.backend, array.address, array.nbytes, queue)
+            array.memory.release(queue, target.mark(queue), False)
     return copied
 
 

@@ -6,8 +6,8 @@ import re
 import struct
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from .errors import AbiError, ArgumentError, remedy
+from .errors import AbiError, ArgumentError, PtxError, remedy
 
 
 @dataclass(frozen=True)
@@ -414,6 +414,24 @@ def enter(**changes) -> Scope:
     before = _scope.get()
     _scope.set(replace(before, **changes))
     return before
+
+
+@contextmanager
+def recorded_use(backend: Backend, queue: Queue) -> Iterator[None]:
+    """Begin and record a use of memory in a block. If the block fails, wait for the queue: a use that was begun and not
+    recorded would order nothing."""
+    try:
+        yield
+    except BaseException:
+        wait_out(backend, queue)
+        raise
+
+
+def wait_out(backend: Backend, queue: Queue) -> None:
+    """Wait for a queue after a failure, unless it is captured or has failed itself."""
+    with suppress(PtxError):
+        if not backend.is_capturing(queue):
+            backend.synchronize(queue)
 
 
 # The blocks of `with` that the thread or task is in: objects, and the scope before each.

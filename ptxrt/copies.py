@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from .array import DeviceArray, allocate, as_arrays, checked_array, empty, refuse_recording, upload
+from .array import DeviceArray, allocate, as_arrays, checked_array, empty, recorded_use, refuse_recording, upload
 from .errors import ArgumentError
 from .formats import bf16, format_of
 from .ops.cast import cast
@@ -143,9 +143,10 @@ def _write(target: DeviceArray, value: np.ndarray) -> None:
     crossing = memory.writer is not queue or memory.readers  # else there is nothing to wait for or to record
     if crossing:
         memory.acquire(queue, True)
-    backend.write(target.address, value if value.flags.c_contiguous else np.ascontiguousarray(value), queue)
-    if crossing:
-        memory.release(queue, backend.mark(queue), True)
+    with recorded_use(backend, queue):
+        backend.write(target.address, value if value.flags.c_contiguous else np.ascontiguousarray(value), queue)
+        if crossing:
+            memory.release(queue, backend.mark(queue), True)
 
 
 def _uploaded(target: DeviceArray, value: np.ndarray) -> DeviceArray:

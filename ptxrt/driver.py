@@ -636,9 +636,13 @@ class DriverBackend:
                 marks, owner = self._lent.popleft()
             except IndexError:
                 return
-            marks = tuple(self.settle(mark) for mark in marks)
-            if not all(self.reached(mark) for mark in marks):
-                self._lent.append((marks, owner))
+            done = False
+            try:
+                marks = tuple(self.settle(mark) for mark in marks)
+                done = all(self.reached(mark) for mark in marks)
+            finally:
+                if not done:
+                    self._lent.append((marks, owner))
 
     # The pool's `Source`. Its calls must not invalidate a capture of another library, hence the relaxed mode.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from .array import DeviceArray, Memory, changes, new_memory
-from .backend import Packet, Queue, enter, leave, scope
+from .backend import Packet, Queue, enter, leave, recorded_use, scope
 from .errors import ArgumentError
 from .launch import Launch, Plan, announce
 from .selection import current
+from .turns import Turn
 
 if TYPE_CHECKING:
     from .typing import StreamLike
@@ -39,7 +39,7 @@ class graph:
         self._calls: list[tuple[Callable[[Queue], None], Any]] = []  # on the emulator, with what they need
         self._copies: list[Callable[[Queue], None]] = []  # they hold memory of the host
         self._modules: set[Any] = set()  # that must stay loaded
-        self._turn = Lock()
+        self._turn = Turn(lambda _: None, survives_fork=True)
         self._uses: dict[Memory, bool] = {}
         # The queue of a launch that waited for nothing and changed no use, and the count of changes then. Launches in
         # this queue do not look at the memory while that count stands.
@@ -126,10 +126,11 @@ class graph:
                 return
             for memory, write in self._uses.items():
                 memory.acquire(queue, write)
-            announce(self.receipt, self.backend, queue, self._run, queue)
-            mark = self.backend.mark(queue)
-            for memory, write in self._uses.items():
-                memory.release(queue, mark, write)
+            with recorded_use(self.backend, queue):
+                announce(self.receipt, self.backend, queue, self._run, queue)
+                mark = self.backend.mark(queue)
+                for memory, write in self._uses.items():
+                    memory.release(queue, mark, write)
             if queue.lasting and changes.count == now[1] and not any(map(self._waits_each_time, self._uses)):
                 self._settled = now
 

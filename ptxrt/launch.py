@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .array import Box, DeviceArray, allocate, as_arrays, as_output, upload
-from .backend import Backend, Entry, Facts, Module, Packet, Param, Queue, _scope
+from .backend import Backend, Entry, Facts, Module, Packet, Param, Queue, _scope, wait_out
 from .binder import Bound, bind, scalar_value
 from .declaration import Argument, Declaration, Parameter, half_of
 from .errors import AbiError, ArgumentError, remedy
@@ -202,16 +202,21 @@ class Plan:
             if memory.writer is not queue or memory.readers:
                 memory.acquire(queue, write)
                 crossing = True
-        if observers:
-            announce(self.receipt(values), self.backend, queue, packet.launch, queue)
-        else:
-            packet.launch(queue)
-            _launches.append(self.receipt(values))
-        # A capture of another library runs when that library launches it, so that no mark can stand for its end.
-        if crossing and not self.backend.is_capturing(queue):
-            mark = self.backend.mark(queue)
-            for array, write in zip(arrays, self.writes):
-                array.memory.release(queue, mark, write)
+        try:
+            if observers:
+                announce(self.receipt(values), self.backend, queue, packet.launch, queue)
+            else:
+                packet.launch(queue)
+                _launches.append(self.receipt(values))
+            # A capture of another library runs when that library launches it, so that no mark can stand for its end.
+            if crossing and not self.backend.is_capturing(queue):
+                mark = self.backend.mark(queue)
+                for array, write in zip(arrays, self.writes):
+                    array.memory.release(queue, mark, write)
+        except BaseException:
+            if crossing:  # as in `recorded_use`, which would cost time here
+                wait_out(self.backend, queue)
+            raise
         self._spare.append(packet)
 
     def keep(self, packet: Packet) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 
 from .array import DeviceArray, checked_array
-from .backend import refuse_pickle, scope
+from .backend import recorded_use, refuse_pickle, scope
 from .errors import ArgumentError
 from .selection import place
 
@@ -80,8 +80,9 @@ class PageLocked:
         start = partial(backend.write if write else backend.read, array.address, mine, is_locked=True)
         if recorder is None:
             array.memory.acquire(queue, write)
-            start(queue)
-            array.memory.release(queue, backend.mark(queue), write)
+            with recorded_use(backend, queue):
+                start(queue)
+                array.memory.release(queue, backend.mark(queue), write)
             return
         record = getattr(recorder, "add_copy", None)
         if record is None:

@@ -69,7 +69,7 @@ class Source(Protocol):
         ...
 
 
-@dataclass
+@dataclass(eq=False)
 class Block:
     """Unused memory, with the marks of its last uses."""
 
@@ -77,6 +77,15 @@ class Block:
     size: int
     marks: tuple[Any, ...]
     shared: bool = False
+
+
+def _take_out(blocks: list[Block], block: Block) -> bool:
+    """Remove a block at once; False if it is not there. A call of the driver may run finalizers, which may allocate."""
+    try:
+        blocks.remove(block)
+    except ValueError:
+        return False
+    return True
 
 
 class Pool:
@@ -199,14 +208,24 @@ class Pool:
     def _reuse(self, size: int, queue: Queue) -> int | None:
         """Return the newest block that `queue` may reuse at once, else one whose last uses are done, else None."""
         blocks = self._collect(size)
-        for i in range(len(blocks) - 1, -1, -1):
-            block = blocks[i]
-            if not block.shared and all(mark is queue for mark in block.marks):
-                return blocks.pop(i).address
-        for i, block in enumerate(blocks):
-            if self._is_done(block):
-                return blocks.pop(i).address
+        for block in reversed(tuple(blocks)):
+            if not block.shared and all(mark is queue for mark in block.marks) and _take_out(blocks, block):
+                return block.address
+        for block in tuple(blocks):
+            if _take_out(blocks, block):
+                if self._is_done_else_back(blocks, block):
+                    return block.address
         return None
+
+    def _is_done_else_back(self, blocks: list[Block], block: Block) -> bool:
+        """Return whether the last uses of a block that was taken out are done; else put it back."""
+        done = False
+        try:
+            done = self._is_done(block)
+        finally:
+            if not done:
+                blocks.append(block)
+        return done
 
     def _is_done(self, block: Block) -> bool:
         if block.shared:
@@ -225,11 +244,15 @@ class Pool:
         except OutOfMemory as error:
             refused = error
         blocks = self._collect(size) if self.keep and not self._source.is_capturing(queue) else []
-        for i, block in enumerate(blocks):
-            if not block.shared:
-                for mark in block.marks:
-                    self._source.wait(queue, mark)
-                return blocks.pop(i).address
+        for block in tuple(blocks):
+            if not block.shared and _take_out(blocks, block):
+                try:
+                    for mark in block.marks:
+                        self._source.wait(queue, mark)
+                except BaseException:
+                    blocks.append(block)
+                    raise
+                return block.address
         if not self._cached() or self._source.is_capturing(queue):
             raise refused
         self._trim()

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache, partial, wraps
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
@@ -110,6 +110,7 @@ class _Recorder:
         self.keep = keep
         self.steps: list[tuple[Plan, tuple, tuple]] = []
         self.own: list[_Own] = []
+        self.guards: list[tuple[DeviceArray, Callable[..., None]]] = []
         self.noted: list[tuple[DeviceArray, DeviceArray]] = []
         self._next = _Own.FIRST
 
@@ -120,6 +121,10 @@ class _Recorder:
     def note(self, written: DeviceArray, read: DeviceArray) -> None:
         """Keep that the launches depend on how two arrays lie to each other, of which one may be in no launch."""
         self.noted.append((written, read))
+
+    def guard(self, array: DeviceArray, restore: Callable[..., None]) -> None:
+        """Keep what restores an array if the launches are not made to the end."""
+        self.guards.append((array, restore))
 
     def new_memory(self, backend: Any, nbytes: int, queue: Queue) -> Memory:
         if self.keep:
@@ -304,6 +309,13 @@ def note_shared(written: DeviceArray, read: DeviceArray) -> None:
         recorder.note(written, read)
 
 
+def guard_recorded(array: DeviceArray, restore: Callable[..., None]) -> None:
+    """Tell a recorder that `restore(array, stream)` must follow launches that fail before the last one."""
+    recorder = _scope.get().recorder
+    if isinstance(recorder, _Recorder):
+        recorder.guard(array, restore)
+
+
 def _are_lent(arrays: Sequence[DeviceArray]) -> bool:
     return all(isinstance(array.memory, _Lent) for array in arrays)
 
@@ -383,6 +395,7 @@ class Recording:
             devices = ", ".join(backend.describe() for backend in backends)
             raise ArgumentError(f"prepare: {self.name} runs on several devices: {devices}; prepare a call for each")
         (self.backend,) = backends
+        self.guards = [(self._place(array), array.signature, restore) for array, restore in recorder.guards]
         self.pairs = self._pairs(recorder)
         self.relation = self.relation_of(self.leaves)
         self.fixed = self._fixed(recorder)
@@ -508,7 +521,7 @@ class Recording:
         function.
         """
         self.writer = writer = _Writer(self)
-        writer.known.update(_run=self.run, _unlike=self.unlike)
+        writer.known.update(_run=self.run, _unlike=self.unlike, _restore=self.restore)
         lines = [
             "def replay(given, leaves, _queue, recorder):",
             *([f"    {writer.leaf_names}= leaves"] if self.leaves else []),
@@ -536,27 +549,49 @@ class Recording:
             for (one, other), distance in zip(self.pairs, self.relation):
                 if distance is not None:
                     recorder.note(leaves[one], leaves[other])
+            for array, restore in self._guarded(leaves, own):
+                recorder.guard(array, restore)
         numbers = [
             (argument.number, value)
             for argument, value in zip(self.arguments, arguments)
             if argument.number is not None
         ]
-        for plan, places, values in self.steps:
-            arrays = []
-            for place in places:
-                if type(place) is not tuple:
-                    arrays.append(place)
-                    continue
-                which, offset = place
-                source = leaves[which] if which >= 0 else own[~which]
-                arrays.append(_Part(source.memory if which >= 0 else source, source.address + offset))
-            if numbers:
-                values = list(values)
-                for i, value in numbers:
-                    values[i] = value
-            plan.check_overlap(arrays)
-            plan.launch(arrays, tuple(values), queue, recorder)
+        try:
+            for plan, places, values in self.steps:
+                arrays = []
+                for place in places:
+                    if type(place) is not tuple:
+                        arrays.append(place)
+                        continue
+                    which, offset = place
+                    source = leaves[which] if which >= 0 else own[~which]
+                    arrays.append(_Part(source.memory if which >= 0 else source, source.address + offset))
+                if numbers:
+                    values = list(values)
+                    for i, value in numbers:
+                        values[i] = value
+                plan.check_overlap(arrays)
+                plan.launch(arrays, tuple(values), queue, recorder)
+        except BaseException:
+            if recorder is None:
+                self.restore(leaves, own, queue)
+            raise
         return self._result(arguments, leaves, own)
+
+    def _guarded(self, leaves: Sequence[DeviceArray], own: Sequence[Memory]) -> Iterator[tuple[DeviceArray, Callable]]:
+        """Return the arrays of a call that `restore` restores."""
+        for place, of, restore in self.guards:
+            if type(place) is tuple:
+                which, offset = place
+                memory = leaves[which].memory if which >= 0 else own[~which]
+                address = (leaves[which] if which >= 0 else memory).address + offset
+                place = DeviceArray(memory, address, of.shape, of.dtype, of.strides, of.writeable)
+            yield place, restore
+
+    def restore(self, leaves: Sequence[DeviceArray], own: Sequence[Memory], queue: Queue) -> None:
+        """Restore what launches change for the time of the call, after a failure between them."""
+        for array, restore in self._guarded(leaves, own):
+            restore(array, queue)
 
 
 _IMMUTABLE = (int, float, complex, str, bytes, type(None), type, np.dtype, np.generic)
@@ -640,7 +675,7 @@ class _Writer:
                 f"    _w{i} = _memory(_backend, _alloc({nbytes}, _queue), {nbytes}, _queue)"
                 for i, nbytes in enumerate(self.recording.own)
             ),
-            *(f"    {line}" for i, step in enumerate(steps) for line in self._launch(*step, follows=i > 0)),
+            *(f"    {line}" for line in self._launches()),
             *self.assigning("    "),
             f"    return {self.expression(self.recording.result)}",
         ]
@@ -658,12 +693,20 @@ class _Writer:
 
     def again(self) -> list[str]:
         """Return lines that launch on the example's arrays, whose tests have passed, and return."""
-        launches = (self._launch(*step, follows=i > 0, example=True) for i, step in enumerate(self.recording.steps))
         return [
-            *(line for launch in launches for line in launch),
+            *self._launches(example=True),
             *self.assigning(""),
             f"return {self.expression(self.recording.result)}",
         ]
+
+    def _launches(self, example: bool = False) -> list[str]:
+        """Write all launches, and what restores arrays if one fails."""
+        steps = enumerate(self.recording.steps)
+        lines = [line for i, step in steps for line in self._launch(*step, follows=i > 0, example=example)]
+        if not self.recording.guards:
+            return lines
+        restore = f"_restore(({self.leaf_names}), ({self.own_names}), _queue)"
+        return ["try:", *(f"    {line}" for line in lines), "except BaseException:", f"    {restore}", "    raise"]
 
     def _launch(
         self, plan: Plan, places: Sequence[Any], values: tuple, follows: bool, example: bool = False

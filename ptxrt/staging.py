@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from threading import Lock
+from contextlib import suppress
+from threading import RLock
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -69,26 +70,44 @@ class Staging:
 
     def __init__(self, device: Device):
         self._device = device
-        self._turn = Lock()
+        self._turn = RLock()
+        self._is_used = False
         self._parts: list[Part] = []  # the first one is being filled
         self._spare: deque[tuple[int, np.ndarray]] = deque()  # memory of LARGEST bytes for reads
 
     def write(self, address: int, host: np.ndarray, queue: Queue) -> None:
         """Start a copy of a contiguous array of at most LARGEST bytes to the device; `host` may change afterwards."""
         with self._turn:
-            part = self._part(host.nbytes)
-            used, nbytes = part.used, host.nbytes
-            part.used += -(-nbytes // self.ALIGNMENT) * self.ALIGNMENT
-            part.memory[used : used + nbytes] = host.reshape(-1).view(np.uint8)
+            if self._is_used:  # by an outer call of this thread, in which the collector runs a finalizer
+                self._device.copy_from_host(address, host.ctypes.data, host.nbytes, queue)
+                self._device.wait_for(queue)
+                return
+            self._is_used = True
+            try:
+                self._write(address, host, queue)
+            finally:
+                self._is_used = False
+
+    def _write(self, address: int, host: np.ndarray, queue: Queue) -> None:
+        part = self._part(host.nbytes)
+        used, nbytes = part.used, host.nbytes
+        part.used += -(-nbytes // self.ALIGNMENT) * self.ALIGNMENT
+        part.memory[used : used + nbytes] = host.reshape(-1).view(np.uint8)
+        is_own = queue is self._device.own_queue
+        part.is_own |= is_own  # it never ends, so that one event suffices, once the part is full
+        try:
             self._device.copy_from_host(address, part.start + used, nbytes, queue)
-            if queue is self._device.own_queue:  # it never ends, so that one event suffices, once the part is full
-                part.is_own = True
+            if is_own:
                 return
             known = part.latest.get(queue)
             event = self._device.record(queue, known)
             if known is None:
                 part.latest[queue] = event
                 part.events.append(event)
+        except BaseException:  # the part is filled again, and no event shows when
+            with suppress(Exception):  # the driver has failed already
+                self._device.wait_for(queue)
+            raise
 
     def read(self, address: int, host: np.ndarray, queue: Queue) -> None:
         """Fill a contiguous array of at most LARGEST bytes from the device, after the queue's present work."""

@@ -81,7 +81,12 @@ class Turn:
         if self._depth == 1 and self.left:
             try:
                 for _ in range(len(self.left)):  # items left meanwhile wait for the next turn
-                    self._settle(self.left.popleft())
+                    item = self.left.popleft()
+                    try:
+                        self._settle(item)
+                    except BaseException:
+                        self.left.append(item)
+                        raise
             except BaseException:
                 self.__exit__()
                 raise

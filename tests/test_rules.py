@@ -56,7 +56,7 @@ MODULES = {
     "triton": {"errors", "program"},
     "numba": {"errors", "program"},
     "prepared": {"errors", "array", "backend", "declaration", "formats", "launch"},
-    "graphs": {"errors", "array", "backend", "launch", "selection"},
+    "graphs": {"errors", "array", "backend", "launch", "selection", "turns"},
     "tracing": {"backend", "describe", "launch"},
     "ops": {
         "prepared",

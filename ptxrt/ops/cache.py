@@ -15,6 +15,7 @@ from ..array import Box, DeviceArray, as_arrays, as_output, empty, is_foreign, r
 from ..blocks import BLOCK_FORMATS
 from ..errors import ArgumentError
 from ..formats import Format, bf16, f16, format_of, to_convert
+from ..prepared import guard_recorded
 from .append import APPEND, UNCLAIMED, claim_slots
 from .attention_few import ARRIVALS, MIXED_DIM
 from .operands import operand_rule, shown, whole_numbers, with_whole_rows
@@ -435,8 +436,9 @@ class KVCache:
         if slots.shape[0] == 1:
             yield None
             return
-        claim_slots(slots, self._claims, stream=stream)
+        guard_recorded(self._claims, _reset_claims)
         try:
+            claim_slots(slots, self._claims, stream=stream)
             yield self._claims
         except BaseException:
             _reset_claims(self._claims, stream)
