@@ -36,14 +36,14 @@ models: .venv/models
 	@touch $@
 
 # A language model answers, on the machine at hand; on the emulator with the few texts that it needs.
-QUESTION ?= What is the capital of France?
+export QUESTION ?= What is the capital of France?
 CHAT := append_qkv argmax_rows 'attention_bf16[dim=64,dim_v=64]' 'attention_few[dim=64,dim_v=64]' \
 	'attention_one[dim=64,held=1]' attention_merge cast claim_slots copy_bytes expand_pages add_nonfinite fill_f32 \
 	'gemm_bf16[tile=128]' gemm_few_bf16 norm_rows take_rows
 
 chat: .venv/models
 	$(PY) build.py $(if $(GPU),,--ptx-only $(foreach KERNEL,$(CHAT),--only $(KERNEL)))
-	$(PY) examples/chat.py '$(QUESTION)'
+	$(PY) examples/chat.py "$$QUESTION"
 
 # docs/models.md and its pictures, on the emulator: half an hour of a core. MACHINE=portable or native measures a card.
 model-figures: build .venv/models

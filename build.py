@@ -33,6 +33,7 @@ import lzma
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -136,6 +137,10 @@ class ToolchainMissing(BuildFailure):
     """No CUDA 13.0 toolkit, or no host compiler, was found."""
 
 
+class HostCompilerMissing(ToolchainMissing):
+    """nvcc was found, and no host compiler, which no wheel contains."""
+
+
 class CompileFailure(BuildFailure):
     """nvcc, ptxas or fatbinary refused its input."""
 
@@ -181,7 +186,14 @@ def find_units(sources):
     """Return every unit of the sources, in order of name and variant."""
     units = []
     for source in sorted(sources.glob("*.cu")):
-        for variant in variants_of(source.read_text(encoding="utf-8")):
+        try:
+            variants = variants_of(source.read_text(encoding="utf-8"))
+        except ValueError as error:  # of the text's encoding, too
+            raise BuildFailure(
+                f"{source}: {error}; expected UTF-8, and VARIANTS(axes, values) with a number for each "
+                "axis, as in VARIANTS(dim dim_v, 64 64, 192 128)"
+            ) from error
+        for variant in variants:
             suffix = "".join(f"_{axis}{value}" for axis, value in variant.items())
             units.append(Unit(source.stem, source.stem + suffix, variant, source))
     if not units:
@@ -199,7 +211,10 @@ def select(units, wanted):
         if not match:
             raise BuildFailure(f"--only {word}: expected NAME or NAME[axis=value]")
         name, inside = match.groups()
-        pairs = dict(part.strip().split("=", 1) for part in inside.split(",")) if inside else {}
+        parts = [part.strip().split("=", 1) for part in inside.split(",")] if inside else []
+        if any(len(part) < 2 for part in parts):
+            raise BuildFailure(f"--only {word}: expected NAME or NAME[axis=value]")
+        pairs = dict(parts)
         hits = [
             u.unit
             for u in units
@@ -284,13 +299,14 @@ def find_toolchain():
         top = re.search(r"TOP=(.*)", dry)
         root = os.path.realpath(top[1].strip()) if top else str(folder.parent)
         if os.name != "nt" and not shutil.which("g++"):
-            raise ToolchainMissing("nvcc needs a host compiler and there is no g++ on PATH: install g++")
+            raise HostCompilerMissing("nvcc needs a host compiler and there is no g++ on PATH: install g++")
         return Toolchain(*programs, release[2], root, f"{origin}: {folder}")
     found = "".join(f"\n  seen: {line}" for line in seen)
+    here = "\n  Programs of this checkout are in .venv/bin: source .venv/bin/activate"
     raise ToolchainMissing(
         f"no CUDA {TOOLKIT} toolkit found (CUDA_HOME, PATH, then PyPI wheels in this Python's environment).{found}\n"
-        f"  Install CUDA {TOOLKIT} and set CUDA_HOME, or run: {sys.executable} -m pip install --require-hashes -r "
-        f"{TOOLKIT_PINS}"
+        f"  Install CUDA {TOOLKIT} and set CUDA_HOME, or run: {shlex.quote(sys.executable)} -m pip install "
+        f"--require-hashes -r {shlex.quote(str(TOOLKIT_PINS))}{here if (ROOT / '.venv').is_dir() else ''}"
     )
 
 
@@ -300,6 +316,8 @@ def needs_toolkit():
         if SOURCES.is_dir() and not stale(find_units(SOURCES), SOURCES, MODULES, FULL):
             return False
         find_toolchain()
+    except HostCompilerMissing:
+        raise
     except ToolchainMissing:
         return True
     return False
@@ -315,7 +333,12 @@ def toolkit_wheels():
 
 
 def quiet_path(path, sources, top):
-    """Return the machine-independent form of a path in a `.file` directive."""
+    """Return the machine-independent form of a path in a `.file` directive, where nvcc writes bytes beyond ASCII as
+    octal numbers."""
+    if re.search(r"\\[0-7]{3}", path):
+        escaped = path.encode("utf-8", "surrogateescape")
+        plain = re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8) & 255]), escaped)
+        path = plain.decode("utf-8", "surrogateescape")
     real = os.path.realpath(path)
     for base, name in ((sources, "kernels_cu"), (top, "cuda")):
         base = os.path.realpath(base)
@@ -733,8 +756,9 @@ def prune(units, modules):
             remove(unit, modules)
 
 
-def clean(sources, modules):
-    """Remove what builds wrote into a folder, and the folder if nothing else is in it; print what remains.
+def clean(sources, modules, wanted=()):
+    """Remove what builds wrote into a folder, and the folder if nothing else is in it; print what remains. wanted: of
+    these units alone, as `select` takes them.
 
     Targets of symbolic links are kept: a folder that is a link is refused, a file that is a link is removed as a link.
     """
@@ -743,9 +767,15 @@ def clean(sources, modules):
     if not modules.is_dir():
         print(f"nothing to remove: there is no folder {modules}")
         return
-    known = {unit.unit for unit in find_units(sources)} if any(sources.glob("*.cu")) else set()
-    built = units_built(known, modules)
+    units = find_units(sources) if any(sources.glob("*.cu")) or wanted else []
+    built = units_built({unit.unit for unit in units}, modules)
+    if wanted:
+        chosen = {unit.unit for unit in select(units, wanted)}
+        built = [unit for unit in built if unit in chosen]
     count = sum(remove(unit, modules) for unit in built)
+    if wanted:
+        print(f"removed {count} files of {len(built)} units from {modules}")
+        return
     remove_staging(modules)
     left = sorted(os.listdir(modules))
     if not left:
@@ -1047,13 +1077,17 @@ def main(arguments=None):
     parser.add_argument("--out", type=Path, default=MODULES, metavar="DIR", help="where the modules go")
     parser.add_argument("--jobs", type=int, default=None, metavar="N", help="compilations at a time (default: cores)")
     options = parser.parse_args(arguments)
+    if options.jobs is not None and options.jobs < 1:
+        parser.error(f"argument --jobs: {options.jobs} is no number of processes; pass 1 or more")
+    if options.table and (options.ptx_only or options.quick):
+        parser.error("argument --table: tables are of whole builds; leave out --ptx-only and --quick")
     sources, modules = options.sources.resolve(), options.out.resolve()
     extent = PTX_ONLY if options.ptx_only else QUICK if options.quick else FULL
     try:
         if options.requires:
-            print(f"--require-hashes -r {TOOLKIT_PINS}" if needs_toolkit() else "")
+            print(f"--require-hashes -r {os.path.relpath(TOOLKIT_PINS)}" if needs_toolkit() else "")
         elif options.clean:
-            clean(sources, options.out)
+            clean(sources, options.out, options.only)
         elif options.list:
             print_list(select(find_units(sources), options.only), sources, modules, extent)
         else:

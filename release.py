@@ -3,7 +3,7 @@
 The script writes the version to ptxrt/__init__.py and dates the section of CHANGELOG.md named `VERSION (unreleased)` or
 `Next`. It builds the wheel twice: here, and in a copy of the tree in another folder, where it compiles all kernels
 anew. If both wheels have the same bytes, it writes the wheel and its SHA-256 to dist/, commits the change and tags it.
-After any failure it restores the tree. It publishes nothing.
+After any failure it restores the two files. It publishes nothing.
 """
 
 import argparse
@@ -98,7 +98,7 @@ def differences(one, other):
 
 
 def release(root, version, build=build_wheel):
-    """Make a release of a tree and return its wheel. If it fails, restore the tree and raise ReleaseFailure."""
+    """Make a release of a tree and return its wheel. If it fails, restore what it edited and raise ReleaseFailure."""
     numbers(version)
     if changes := git(root, "status", "--porcelain").strip():
         raise ReleaseFailure(f"commit or remove first:\n{changes}")
@@ -111,6 +111,8 @@ def release(root, version, build=build_wheel):
     }
     after = {path: edit(path.read_text(encoding="utf-8")) for path, edit in edits.items()}
     before = git(root, "rev-parse", "HEAD").strip()
+    git(root, "var", "GIT_COMMITTER_IDENT")  # fails here, and not behind two builds
+    names, wheel = [str(path.relative_to(root)) for path in after], None
     try:
         for path, text in after.items():
             path.write_text(text, encoding="utf-8", newline="\n")
@@ -136,11 +138,15 @@ def release(root, version, build=build_wheel):
             "--quiet",
             "--message",
             f"Release {version}",
-            *(str(path.relative_to(root)) for path in after),
+            *names,
         )
         git(root, "tag", "--annotate", "--message", f"Release {version}", tag)
     except BaseException:
-        git(root, "reset", "--quiet", "--hard", before)
+        if git(root, "rev-parse", "HEAD").strip() != before:  # the commit is there, the tag is not
+            git(root, "reset", "--quiet", "--soft", before)
+        git(root, "restore", "--staged", "--worktree", "--source", before, "--", *names)
+        if wheel is not None:
+            wheel.unlink(missing_ok=True)
         raise
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     wheel.with_suffix(".whl.sha256").write_text(f"{digest}  {wheel.name}\n", encoding="utf-8")

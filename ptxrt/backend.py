@@ -6,8 +6,8 @@ import re
 import struct
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -416,15 +416,21 @@ def enter(**changes) -> Scope:
     return before
 
 
-@contextmanager
-def recorded_use(backend: Backend, queue: Queue) -> Iterator[None]:
-    """Begin and record a use of memory in a block. If the block fails, wait for the queue: a use that was begun and not
-    recorded would order nothing."""
-    try:
-        yield
-    except BaseException:
-        wait_out(backend, queue)
-        raise
+class recorded_use:
+    """A block that begins a use of memory and records it. If it fails, it waits for the queue: a use that was begun and
+    not recorded would order nothing."""
+
+    __slots__ = ("_backend", "_queue")
+
+    def __init__(self, backend: Backend, queue: Queue):
+        self._backend, self._queue = backend, queue
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, *exception: object) -> None:
+        if kind is not None:
+            wait_out(self._backend, self._queue)
 
 
 def wait_out(backend: Backend, queue: Queue) -> None:

@@ -25,7 +25,7 @@ def remedy() -> str:
     """
     if _SOURCES.is_dir():
         return "run `make`"
-    return "the installed package is damaged: reinstall it (pip install --force-reinstall ptxrt)"
+    return "the installed package is damaged: reinstall its wheel (pip install --force-reinstall WHEEL)"
 
 
 class PtxError(Exception):

@@ -404,6 +404,14 @@ def test_clean_removes_what_a_build_wrote_alone(copy, capsys):
     )
 
 
+def test_clean_removes_the_units_that_are_named(copy, capsys):
+    tree, modules = copy
+    before = set(contents(modules))
+    assert build.main(["--clean", "--only", "plain", "--sources", str(tree), "--out", str(modules)]) == 0
+    assert "removed 6 files of 1 units" in capsys.readouterr().out
+    assert before - set(contents(modules)) == {name for name in before if name.split(".")[0] == "plain"}
+
+
 def test_clean_removes_a_folder_that_is_empty_then(copy, capsys):
     tree, modules = copy
     (modules / f"{build.staging_prefix().rsplit('-', 2)[0]}-999999999-abc").mkdir()
@@ -504,12 +512,68 @@ def test_requires_says_how_pip_installs_a_toolkit(monkeypatch, capsys):
     monkeypatch.setattr(build, "stale", lambda *_, **__: ["unit"])
     monkeypatch.setattr(build, "toolkit_folders", lambda: iter(()))
     assert build.main(["--requires"]) == 0
-    assert capsys.readouterr().out == f"--require-hashes -r {ROOT / 'requirements' / 'toolkit.txt'}\n"
+    monkeypatch.chdir(ROOT)
+    assert capsys.readouterr().out == f"--require-hashes -r {Path('requirements', 'toolkit.txt')}\n"
     monkeypatch.setattr(build, "stale", lambda *_, **__: [])
     assert build.main(["--requires"]) == 0 and capsys.readouterr().out == "\n"
 
 
+def test_a_missing_host_compiler_asks_for_no_toolkit(monkeypatch, capsys):
+    def find():
+        raise build.HostCompilerMissing("install g++")
+
+    monkeypatch.setattr(build, "stale", lambda *_, **__: ["unit"])
+    monkeypatch.setattr(build, "find_toolchain", find)
+    assert build.main(["--requires"]) == 1
+    out, err = capsys.readouterr()
+    assert not out and "install g++" in err
+
+
+@pytest.mark.parametrize("folder", ["plain", "größe", "a b", "日本"])
+def test_paths_in_texts_are_relative_in_any_folder(tmp_path, folder):
+    """nvcc writes bytes beyond ASCII as octal numbers."""
+    sources, top = tmp_path / folder / "kernels_cu", tmp_path / folder / "cuda"
+    for path, want in (
+        (sources / "op" / "x.cuh", "kernels_cu/op/x.cuh"),
+        (top / "targets" / "x86" / "include" / "y.h", "cuda/include/y.h"),
+        ("/usr/include/z.h", "system/z.h"),
+    ):
+        octal = "".join(chr(byte) if byte < 128 else f"\\{byte:03o}" for byte in str(path).encode())
+        for text in (str(path), octal):
+            assert build.quiet_path(text, str(sources), str(top)) == want
+
+
 # Refusals
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--only", "attention_bf16[dim]"], "--only attention_bf16[dim]: expected NAME or NAME[axis=value]"),
+        (["--only", "attention_bf16[dim=64,]"], "expected NAME or NAME[axis=value]"),
+        (["--jobs", "0"], "argument --jobs: 0 is no number of processes"),
+        (["--jobs", "-1"], "argument --jobs: -1"),
+        (["--table", "--quick"], "argument --table: tables are of whole builds"),
+        (["--table", "--ptx-only"], "argument --table"),
+        (["--clean", "--only", "nothing_of_that_name"], "no such unit"),
+    ],
+)
+def test_wrong_options(copy, tmp_path, capsys, arguments, words):
+    (tmp_path / "out").mkdir()
+    try:
+        code = build.main([*arguments, "--sources", str(copy[0]), "--out", str(tmp_path / "out")])
+    except SystemExit as ended:
+        code = ended.code
+    assert code in (1, 2) and words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "data", [b"VARIANTS(dim dim_v, 64, 128)\n", b"VARIANTS(dim, 64, x)\n", "// größe\n".encode("latin-1")]
+)
+def test_sources_that_cannot_be_read_are_named(copy, capsys, data):
+    (copy[0] / "wrong.cu").write_bytes(data)
+    assert build.main(["--list", "--sources", str(copy[0])]) == 1
+    assert f"BuildFailure: {copy[0] / 'wrong.cu'}: " in capsys.readouterr().err
 
 
 def test_no_toolkit_says_what_to_do(copy, monkeypatch, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """release.py on a small repository with its own builder: what a release changes, and what a failure leaves."""
 
+import os
 import re
 import subprocess
 import zipfile
@@ -89,6 +90,35 @@ def test_builds_that_differ_are_no_release(tree):
     with pytest.raises(release.ReleaseFailure, match="the two builds differ in ptxrt/__init__.py$"):
         release.release(tree, "0.2.0", lambda root, folder: wheel_of(root, folder, next(extras)))
     assert state(tree) == before and git(tree, "status", "--porcelain") == ""
+
+
+def test_a_failure_keeps_what_somebody_edits_meanwhile(tree):
+    def build(root, folder):
+        (root / "README.md").write_text("edited during the build")
+        raise release.ReleaseFailure("no compiler")
+
+    before = state(tree)
+    (tree / "README.md").write_text("before")
+    git(tree, "add", "README.md")
+    git(tree, "commit", "--quiet", "--message", "Read me")
+    before["head"] = git(tree, "rev-parse", "HEAD")
+    with pytest.raises(release.ReleaseFailure, match="no compiler"):
+        release.release(tree, "0.2.0", build)
+    assert state(tree) == before and (tree / "README.md").read_text() == "edited during the build"
+
+
+def test_a_release_without_an_identity_fails_before_it_builds(tree, monkeypatch):
+    for name in ("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL", "EMAIL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
+    for name in ("user.name", "user.email"):
+        subprocess.run(["git", "-C", tree, "config", "--unset", name], check=False)
+    git(tree, "config", "user.useConfigOnly", "true")
+    before = state(tree)
+    with pytest.raises(release.ReleaseFailure):
+        release.release(tree, "0.2.0", lambda root, folder: pytest.fail("it builds"))
+    assert state(tree) == before
 
 
 @pytest.mark.parametrize("error", [release.ReleaseFailure("no compiler"), KeyboardInterrupt()])

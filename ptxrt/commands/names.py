@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -86,6 +87,13 @@ def public_functions() -> dict[str, Any]:
     named = {name: getattr(ptxrt, name) for name in ptxrt.__all__}
     # Classes that are used like functions, such as `using`, have lower-case names, too.
     return {name: value for name, value in named.items() if callable(value) and name.islower()}
+
+
+def public_modules() -> dict[str, Any]:
+    """The modules of the package's interface by name."""
+    import ptxrt
+
+    return {name: item for name in ptxrt.__all__ if inspect.ismodule(item := getattr(ptxrt, name))}
 
 
 def public_classes() -> dict[str, type]:

@@ -12,7 +12,15 @@ import click
 
 from .functions import FUNCTIONS
 from .group import as_json, main, print_json
-from .names import complete_names, find_units, manual_of, public_classes, public_functions, summary_of
+from .names import (
+    complete_names,
+    find_units,
+    manual_of,
+    public_classes,
+    public_functions,
+    public_modules,
+    summary_of,
+)
 
 ARCHS = ("sm_120a", "sm_121a", "sm_90", "sm_80")
 NO_BREAK = "\0"
@@ -98,6 +106,9 @@ def show(ctx, name, ptx, sass):
     if ptx and sass:
         raise click.UsageError("--ptx and --sass were given; give one of them")
     functions, classes = public_functions(), public_classes()
+    if name in (modules := public_modules()) and not ptx and not sass:
+        click.echo(f"ptxrt.{name}\n\n{inspect.getdoc(modules[name])}")
+        return
     if name in classes:
         if ptx or sass:
             raise click.UsageError(f"{name} is a class; --ptx and --sass are of kernels")

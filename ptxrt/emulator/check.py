@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..errors import ArgumentError
 from .instruction import Fault
 from .memory import SHARED_BASE, bytes_of_mask
 
@@ -118,7 +119,10 @@ def collector() -> Coverage | None:
     """The coverage of this process; None unless PTXRT_COVERAGE names a directory."""
     global _collector
     if _collector is None and os.environ.get("PTXRT_COVERAGE"):
-        _collector = Coverage(Path(os.environ["PTXRT_COVERAGE"]))
+        directory = Path(os.environ["PTXRT_COVERAGE"])
+        if directory.exists() and not directory.is_dir():
+            raise ArgumentError(f"PTXRT_COVERAGE names {directory}, which is a file; name a directory")
+        _collector = Coverage(directory)
     return _collector
 
 
