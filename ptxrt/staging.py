@@ -116,10 +116,16 @@ class Staging:
         except IndexError:
             start = self._device.page_locked(self.LARGEST)
             memory = _bytes_at(start, self.LARGEST)
-        self._device.copy_to_host(start, address, host.nbytes, queue)
-        self._device.wait_for(queue)
-        host.reshape(-1).view(np.uint8)[:] = memory[: host.nbytes]
-        self._spare.append((start, memory))  # not after a failure: the copy may be under way
+        try:
+            self._device.copy_to_host(start, address, host.nbytes, queue)
+            self._device.wait_for(queue)
+            host.reshape(-1).view(np.uint8)[:] = memory[: host.nbytes]
+        except BaseException:  # the copy may be under way
+            with suppress(Exception):
+                self._device.wait_for(queue)
+                self._spare.append((start, memory))
+            raise
+        self._spare.append((start, memory))
 
     def _part(self, nbytes: int) -> Part:
         """Return the part that has room for `nbytes`."""

@@ -206,6 +206,20 @@ def test_staging_memory_of_a_copy_that_is_not_recorded(cuda):
     assert (x.to_numpy(stream=stream) == 1).all()
 
 
+def test_downloads_that_are_interrupted_keep_their_memory(cuda):
+    """It serves the next one, once the copy is done."""
+    x = ptxrt.to_device(numbers(8, 16))
+    x.to_numpy()
+    before = len(cuda.page_locked)
+    for name in ("cuMemcpyDtoHAsync", "cuStreamSynchronize"):
+        for late in (False, True):
+            cuda.at(name, 1, KeyboardInterrupt, late)
+            fails(x.to_numpy)
+            cuda.armed = None
+            np.testing.assert_array_equal(x.to_numpy(), numbers(8, 16))
+    assert len(cuda.page_locked) == before
+
+
 # Slots that an append has claimed
 
 
