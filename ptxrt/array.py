@@ -75,6 +75,18 @@ def with_use(backend: Backend, uses: tuple, queue: Queue, mark: Any) -> tuple:
     return *((None, gathered) for gathered in backend.gather(tuple(its for _, its in uses))), (queue, mark)
 
 
+def add_use(memory: Memory, uses: str, queue: Queue, mark: Any) -> None:
+    """Add a use to an attribute of a memory, "readers" say. The driver is not called under the lock."""
+    while True:
+        before = getattr(memory, uses)
+        after = with_use(memory.backend, before, queue, mark)
+        with noting:
+            if getattr(memory, uses) is before:  # else another thread, or a finalizer of this one, was here
+                setattr(memory, uses, after)
+                changes.count += 1
+                return
+
+
 class Changes:
     """count: how often the uses of any memory have changed. A call that passed its tests at a count need not repeat
     them while the count is the same.
@@ -127,17 +139,11 @@ class Memory:
             return
         if not write and self.readers and any(its is mark for _, its in self.readers):
             return
-        while True:
-            before = self.readers
-            after = () if write else with_use(self.backend, before, queue, mark)  # may call the driver
-            with noting:
-                if write:
-                    self.writer = mark
-                elif self.readers is not before:  # another thread, or a finalizer of this one, was here
-                    continue
-                self.readers = after
-                changes.count += 1  # afterwards, so that a test that begins at the new count sees the new uses
-                return
+        if not write:
+            return add_use(self, "readers", queue, mark)
+        with noting:
+            self.writer, self.readers = mark, ()
+            changes.count += 1  # afterwards, so that a test that begins at the new count sees the new uses
 
     def __del__(self, is_finalizing=sys.is_finalizing):
         # At interpreter exit the driver may be gone already; the memory goes with the process.
@@ -570,9 +576,19 @@ _OF_NUMPY: dict[Any, Any] = {
     np.ndim: lambda a: a.ndim,
     np.size: lambda a, axis=None: a.size if axis is None else a.shape[axis],
     np.transpose: lambda a, axes=None: a.transpose(axes),
-    np.reshape: lambda a, shape: a.reshape(shape),
-    np.broadcast_to: lambda array, shape: array.broadcast_to(shape),
+    np.moveaxis: lambda a, source, destination: a.transpose(_moved(a.ndim, source, destination)),
+    np.reshape: lambda a, shape, order="C": a.reshape(shape),
+    np.broadcast_to: lambda array, shape, subok=False: array.broadcast_to(shape),
+    np.iscomplexobj: lambda x: x.dtype.kind == "c",
+    np.isrealobj: lambda x: x.dtype.kind != "c",
+    np.result_type: lambda *items: np.result_type(*(x.dtype if isinstance(x, DeviceArray) else x for x in items)),
 }
+
+
+def _moved(ndim: int, source: Any, destination: Any) -> list[int]:
+    """Return the order of axes of `np.moveaxis`."""
+    sizes = np.broadcast_to(np.uint8(0), range(1, ndim + 1))  # each axis by its size
+    return [size - 1 for size in np.moveaxis(sizes, source, destination).shape]
 
 
 @dataclass(frozen=True)

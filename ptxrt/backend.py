@@ -450,11 +450,14 @@ def enter_block(block: Any, before: Scope) -> None:
 
 
 def leave_block(block: Any, *names: str) -> None:
-    """Restore the named fields as they were before the innermost block of an object."""
+    """Restore the named fields as they were before the innermost block of an object. A block that another thread or
+    task has begun changes nothing here."""
     blocks = _blocks.get()
-    at = max(i for i, (begun, _) in enumerate(blocks) if begun is block)
-    _blocks.set((*blocks[:at], *blocks[at + 1 :]))
-    leave(blocks[at][1], *names)
+    for at in range(len(blocks) - 1, -1, -1):
+        if blocks[at][0] is block:
+            _blocks.set((*blocks[:at], *blocks[at + 1 :]))
+            leave(blocks[at][1], *names)
+            return
 
 
 def leave(before: Scope, *names: str) -> None:

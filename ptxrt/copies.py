@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from .array import DeviceArray, allocate, as_arrays, checked_array, empty, recorded_use, refuse_recording, upload
+from .array import (
+    DeviceArray,
+    allocate,
+    as_arrays,
+    checked_array,
+    empty,
+    overlap,
+    recorded_use,
+    refuse_recording,
+    upload,
+)
 from .errors import ArgumentError
 from .formats import bf16, format_of
 from .ops.cast import cast
@@ -89,7 +99,7 @@ def assign(target: DeviceArray, value: Any) -> None:
     if extra > 0 and all(size == 1 for size in value.shape[:extra]):
         value = value.reshape(value.shape[extra:])
     value = value.broadcast_to(target.shape)
-    if value.memory is target.memory and value.memory.nbytes:
+    if (value.memory is target.memory and value.memory.nbytes) or overlap(value, target):
         value = copy(value)
     move(value, target)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from .array import LEGACY_STREAM, Borrowed, DeviceArray, check_size, foreign_backend, noting, refuse_recording, with_use
+from .array import LEGACY_STREAM, Borrowed, DeviceArray, add_use, check_size, foreign_backend, refuse_recording
 from .errors import ArgumentError
 from .turns import End
 
@@ -303,8 +303,7 @@ class _TakenMemory(Borrowed):
         """Make the lender wait, and record the use."""
         super().release(queue, mark, write)
         if queue is not self.lender:
-            with noting:
-                self.uses = with_use(self.backend, self.uses, queue, mark)
+            add_use(self, "uses", queue, mark)
 
     def __del__(self, is_finalizing=sys.is_finalizing):
         if self.uses and not is_finalizing():

@@ -513,9 +513,14 @@ class DriverBackend:
         """
         handle, destroy, waits, event = left
         if waits:
-            event = event or self.everything()
-            if event is None or not self.reached(event):
-                self._turn.leave((handle, destroy, waits, event))
+            done = False
+            try:
+                event = event or self.everything()
+                done = event is not None and self.reached(event)
+            finally:
+                if not done:
+                    self._turn.leave((handle, destroy, waits, event))
+            if not done:
                 return
         with self._relaxed(), suppress(DriverError):  # a lost context has been reported already
             destroy(handle)

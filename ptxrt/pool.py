@@ -79,13 +79,19 @@ class Block:
     shared: bool = False
 
 
-def _take_out(blocks: list[Block], block: Block) -> bool:
-    """Remove a block at once; False if it is not there. A call of the driver may run finalizers, which may allocate."""
+def _taken_out(blocks: list[Block], i: int, suits: Callable[[Block], bool]) -> Block | None:
+    """Remove block i and return it, if it suits; None if it does not, or is not there any more.
+
+    A block is out of the list while the driver is called, which may run finalizers, which may allocate.
+    """
     try:
-        blocks.remove(block)
-    except ValueError:
-        return False
-    return True
+        block = blocks[i]
+        if suits(block) and blocks[i] is block:
+            del blocks[i]
+            return block
+    except IndexError:
+        pass
+    return None
 
 
 class Pool:
@@ -178,7 +184,11 @@ class Pool:
             self._give(block.address, block.size)
             return
         if block.shared:
-            self._settle_shared(block)
+            try:
+                self._settle_shared(block)
+            except BaseException:
+                self._turn.leave(block)
+                raise
         self._bins.setdefault(block.size, []).append(block)
 
     def _settle_shared(self, block: Block) -> None:
@@ -208,24 +218,23 @@ class Pool:
     def _reuse(self, size: int, queue: Queue) -> int | None:
         """Return the newest block that `queue` may reuse at once, else one whose last uses are done, else None."""
         blocks = self._collect(size)
-        for block in reversed(tuple(blocks)):
-            if not block.shared and all(mark is queue for mark in block.marks) and _take_out(blocks, block):
+        for i in range(len(blocks) - 1, -1, -1):
+            block = _taken_out(blocks, i, lambda block: not block.shared and all(mark is queue for mark in block.marks))
+            if block is not None:
                 return block.address
-        for block in tuple(blocks):
-            if _take_out(blocks, block):
-                if self._is_done_else_back(blocks, block):
-                    return block.address
+        for i in range(len(blocks)):
+            block = _taken_out(blocks, i, lambda block: True)
+            if block is None:
+                break
+            done = False
+            try:
+                done = self._is_done(block)
+            finally:
+                if not done:
+                    blocks.insert(i, block)
+            if done:
+                return block.address
         return None
-
-    def _is_done_else_back(self, blocks: list[Block], block: Block) -> bool:
-        """Return whether the last uses of a block that was taken out are done; else put it back."""
-        done = False
-        try:
-            done = self._is_done(block)
-        finally:
-            if not done:
-                blocks.append(block)
-        return done
 
     def _is_done(self, block: Block) -> bool:
         if block.shared:
@@ -244,13 +253,14 @@ class Pool:
         except OutOfMemory as error:
             refused = error
         blocks = self._collect(size) if self.keep and not self._source.is_capturing(queue) else []
-        for block in tuple(blocks):
-            if not block.shared and _take_out(blocks, block):
+        for i in range(len(blocks)):
+            block = _taken_out(blocks, i, lambda block: not block.shared)
+            if block is not None:
                 try:
                     for mark in block.marks:
                         self._source.wait(queue, mark)
                 except BaseException:
-                    blocks.append(block)
+                    blocks.insert(i, block)
                     raise
                 return block.address
         if not self._cached() or self._source.is_capturing(queue):

@@ -170,7 +170,7 @@ class _Argument:
         theirs."""
         if self.places == (None,) or type(self.value).__module__.partition(".")[0] == __package__:
             return False
-        return bool(self.rest) if self.places else self.rest is not self.value
+        return bool(self.places) or self.rest is not self.value
 
     def is_like(self, value: Any) -> bool:
         """Return whether the parts of a value that are no arrays are those that were recorded."""
@@ -263,12 +263,13 @@ class _Kept:
 
     __slots__ = ("kind", "content")
 
-    def __init__(self, value: Any):
+    def __init__(self, value: Any, within: tuple[Any, ...]):
         self.kind = type(value)
+        within = (*within, value)
         if isinstance(value, dict):
-            self.content: Any = {key: _kept(item) for key, item in value.items()}
+            self.content: Any = {key: _kept(item, within) for key, item in value.items()}
         elif isinstance(value, (list, tuple)):
-            self.content = [_kept(item) for item in value]
+            self.content = [_kept(item, within) for item in value]
         else:
             self.content = value.copy()
 
@@ -282,18 +283,30 @@ class _Kept:
         if isinstance(value, (list, tuple)):
             return len(value) == len(self.content) and all(map(_is_kept, self.content, value))
         if isinstance(value, np.ndarray):
-            same = value.dtype == self.content.dtype and value.shape == self.content.shape
-            return same and value.tobytes() == self.content.tobytes()
+            return (
+                value.dtype == self.content.dtype and value.shape == self.content.shape and _same(value, self.content)
+            )
         return _equal(value, self.content)
 
 
-def _kept(value: Any) -> Any:
-    """Return a value that a later change of it does not change. Objects other than containers are kept as they are."""
+def _same(x: np.ndarray, y: np.ndarray) -> bool:
+    """Return whether two arrays of one shape and dtype have the same bytes, or the same objects."""
+    if x.dtype.hasobject:
+        return all(map(operator.is_, x.ravel(), y.ravel()))
+    x, y = (np.ascontiguousarray(z).reshape(-1).view(np.uint8) for z in (x, y))
+    return bool((x == y).all())
+
+
+def _kept(value: Any, within: tuple[Any, ...] = ()) -> Any:
+    """Return a value that a later change of it does not change. Objects other than containers, and containers within
+    themselves, are kept as they are."""
+    if any(value is outer for outer in within):
+        return value
     if isinstance(value, (dict, list, tuple)):
-        kept = _Kept(value)
+        kept = _Kept(value, within)
         items = kept.content.values() if isinstance(value, dict) else kept.content
         return value if type(value) is tuple and all(map(operator.is_, items, value)) else kept
-    return _Kept(value) if isinstance(value, (set, bytearray, np.ndarray)) else value
+    return _Kept(value, within) if isinstance(value, (set, bytearray, np.ndarray)) else value
 
 
 def _is_kept(kept: Any, value: Any) -> bool:
@@ -336,7 +349,7 @@ def is_array(value: Any) -> bool:
 def _equal(a: Any, b: Any) -> bool:
     try:
         return a is b or bool(a == b)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return False
 
 
@@ -817,6 +830,7 @@ def _prepared(recording: Recording) -> Callable:
     defaults = [f"{label}=_E{i}" for i, label in enumerate(labels)]
     positional = "".join(f"{d}, " for d in defaults[: recording.positional]) + ("/, " if recording.positional else "")
     named = defaults[recording.positional :]
+    rest, others = ("_" * (1 + max(map(len, ("", *recording.names)))) + name for name in ("rest", "others"))
     passed = "".join(f"{label}, " for label in labels)
     renamed = [f"        _g{i} = {label}" for i, label in enumerate(labels) if label != f"_g{i}"]
     fetch = {
@@ -831,10 +845,10 @@ def _prepared(recording: Recording) -> Callable:
     # A call on the example's arrays that passes all tests notes its queue and the count of changes. The next one need
     # not repeat the tests of the memory while both are the same: arrays are fixed, and so is what memory they share.
     lines = [
-        f"def prepared({positional}*_rest, {''.join(f'{d}, ' for d in named)}stream=None, **_others):",
+        f"def prepared({positional}*{rest}, {''.join(f'{d}, ' for d in named)}stream=None, **{others}):",
         "    global _known",
-        "    if _rest or _others:",
-        "        _refuse(_rest, _others)",
+        f"    if {rest} or {others}:",
+        f"        _refuse({rest}, {others})",
         "    try:",
         *(f"        _a{leaf} = {source}" for leaf, source in fetch.items()),
         f"        _alike = {' and '.join(['not _observers', *fixed])}",

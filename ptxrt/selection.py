@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
 from inspect import signature
-from threading import RLock, get_ident
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -249,6 +250,10 @@ def _open(name: str, ordinal: int, options: dict[str, Any]) -> Backend:
     return DriverBackend(name, probe().devices[ordinal], partial(backend_for, name))
 
 
+# The object of this thread or task that has chosen a machine and begun no block, and the scope before it.
+_latest: ContextVar[tuple[Any, Any]] = ContextVar("ptxrt_latest", default=(None, None))
+
+
 class using:
     """Choose the machine: `using("emulator")` from now on, `with using("emulator"):` for a block.
 
@@ -270,12 +275,16 @@ class using:
 
     def __init__(self, machine: MachineName, *, device: int | None = None, **options: Any):
         self.backend = backend_for(machine, device, **options)
-        self._made_in, self._before = get_ident(), [enter(backend=self.backend)]
+        _latest.set((self, enter(backend=self.backend)))
 
     def __enter__(self) -> Backend:
         # The first block restores what held before the object was made, if the object's choice still holds.
-        is_first = self._before and self._made_in == get_ident() and scope().backend is self.backend
-        enter_block(self, self._before.pop() if is_first else enter(backend=self.backend))
+        made, before = _latest.get()
+        if made is self and scope().backend is self.backend:
+            _latest.set((None, None))
+        else:
+            before = enter(backend=self.backend)
+        enter_block(self, before)
         return self.backend
 
     def __exit__(self, *exception: object) -> None:

@@ -45,7 +45,8 @@ class End:
 class Turn:
     """A reentrant lock. A thread that takes it first settles the items that finalizers have left.
 
-    settle: handles one item. The thread that takes the lock calls it, never in a nested turn. survives_fork: whether
+    settle: handles one item, or leaves it again if it fails before it has done anything. The thread that takes the lock
+    calls it, never in a nested turn. survives_fork: whether
     a forked process may use the lock if no other thread had it at the fork.
     """
 
@@ -81,12 +82,7 @@ class Turn:
         if self._depth == 1 and self.left:
             try:
                 for _ in range(len(self.left)):  # items left meanwhile wait for the next turn
-                    item = self.left.popleft()
-                    try:
-                        self._settle(item)
-                    except BaseException:
-                        self.left.append(item)
-                        raise
+                    self._settle(self.left.popleft())
             except BaseException:
                 self.__exit__()
                 raise

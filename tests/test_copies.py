@@ -218,11 +218,13 @@ def test_elements_are_not_compared_on_a_device(emulator):
         with pytest.raises(TypeError, match="a DeviceArray is not in host memory; .*to_numpy()"):
             call()
     assert x == x and x in [x] and x is not None and x != "x" and not x == None and {x: 1}[x] == 1  # noqa: E711
+    assert not np.iscomplexobj(x) and np.isrealobj(x) and np.result_type(x, np.float64(1)) == np.float64
     assert [np.shape(x), np.ndim(x), np.size(x), np.size(x, 1)] == [(2, 3), 2, 6, 3]
     for got, want in [
         (np.transpose(x), host.T),
         (x.transpose(None), host.T),
-        (np.reshape(x, (3, 2)), host.reshape(3, 2)),
+        (np.moveaxis(x, 0, -1), host.T),
+        (np.reshape(x, (3, 2), order="C"), host.reshape(3, 2)),
         (np.broadcast_to(x, (2, 2, 3)), np.broadcast_to(host, (2, 2, 3))),
     ]:
         np.testing.assert_array_equal(got.to_numpy(), want)
@@ -261,8 +263,15 @@ def test_global_scales_are_checked_where_they_are_stored(emulator):
                 q.global_scale = wrong
     with pytest.raises(ptxrt.ArgumentError, match="global_scale is on the device, codes are not"):
         ptxrt.quantize(x, "nvfp4").global_scale = ptxrt.to_device(np.float32(1))
-    with pytest.raises(ptxrt.ArgumentError, match="mxfp8 has no global_scale; 1 came"):
-        ptxrt.quantize(x, "mxfp8").global_scale = 1
+    level = ptxrt.to_device(np.float32(1))
+    for value in (1, level):
+        for place in (np.asarray, ptxrt.to_device):
+            with pytest.raises(ptxrt.ArgumentError, match="mxfp8 has no global_scale; .* came"):
+                ptxrt.quantize(place(x), "mxfp8").global_scale = value
+    with ptxrt.using("emulator", races=True):
+        other = ptxrt.quantize(ptxrt.to_device(x), "nvfp4")
+    with pytest.raises(ptxrt.ArgumentError, match="global_scale is on .*, codes on .*races=True; bring it there"):
+        other.global_scale = level
 
 
 def test_writes_of_device_arrays_are_recorded(machine):
@@ -277,6 +286,13 @@ def test_writes_of_device_arrays_are_recorded(machine):
         for value in (3, np.float32(3), np.ones((4, 6), np.float32)):
             with pytest.raises(ptxrt.ArgumentError, match="would be written to from the host"):
                 x[...] = value
+    z = ptxrt.to_device(np.arange(6, dtype=np.float32))
+
+    def shift(a, b):
+        a[1:3] = b[0:2]
+
+    ptxrt.prepare(shift, z, z)()
+    np.testing.assert_array_equal(z.to_numpy(), [0, 0, 1, 3, 4, 5])
     prepared = ptxrt.prepare(write, y)
     for launch in (g.launch, prepared):
         for value in (5, 7):

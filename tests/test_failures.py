@@ -429,3 +429,104 @@ if sys.version_info >= (3, 12):  # a fork beside threads is what this test is ab
     test_a_fork_while_a_thread_records_a_use = pytest.mark.filterwarnings("ignore::DeprecationWarning")(
         test_a_fork_while_a_thread_records_a_use
     )
+
+
+# Interrupts within the runtime itself, behind a call that has had its effect
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("keep", [True, False])
+def test_memory_is_given_back_once(install, monkeypatch, keep):
+    """An interrupt behind the call that takes or frees a block: no two arrays get its memory."""
+    monkeypatch.setenv("PTXRT_POOL", "1" if keep else "0")
+    fake = install(Faulty())
+    with ptxrt.using("portable"):
+        x, stream = ptxrt.to_device(np.ones(1000, np.float32)), ptxrt.Stream()
+        x.copy(stream=stream)
+        ptxrt.synchronize()
+        gc.collect()
+
+        def interrupt(frame, event, called):
+            done = frame.f_code.co_name == "_take_back" and getattr(called, "__name__", "") == "append"
+            if event == "c_return" and done or event == "return" and frame.f_code.co_name == "give":
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+        sys.setprofile(interrupt)
+        try:
+            del x
+            ptxrt.empty(1000, np.float32)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        arrays = [ptxrt.empty(1000, np.float32) for _ in range(4)]
+        assert len({array.address for array in arrays}) == 4
+        del arrays
+        gc.collect()
+        ptxrt.trim_memory()
+    assert fake.memory is not None
+
+
+def test_handles_are_destroyed_once(cuda):
+    """The driver refuses the last call of the mode in which a handle is destroyed."""
+    stream = ptxrt.Stream()
+    x, handle, backend = ptxrt.to_device(numbers(4, 5)), stream.handle, selection.current()
+    transpose(x, stream=stream)
+    ptxrt.synchronize()
+    stream.synchronize()
+    del stream, x
+    gc.collect()
+    for number in range(1, 8):
+        cuda.at("cuThreadExchangeStreamCaptureMode", number, OUT_OF_MEMORY)
+        try:
+            backend._tidy()
+        except ptxrt.PtxError:
+            pass
+        cuda.armed = None
+    ptxrt.trim_memory()
+    backend._tidy()
+    destroyed = [int(arguments[0]) for name, arguments in cuda.calls if name.startswith("cuStreamDestroy")]
+    assert destroyed.count(handle) == 1, destroyed
+
+
+def test_the_emulator_goes_on_after_an_interrupt(emulator, monkeypatch):
+    x = ptxrt.to_device(numbers(4))
+    free, calls = emulator.emulator.free, []
+
+    def interrupted(address):
+        calls.append(address)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        free(address)
+
+    monkeypatch.setattr(emulator.emulator, "free", interrupted)
+    del x
+    for _ in range(3):
+        try:
+            y = ptxrt.to_device(numbers(4))
+        except KeyboardInterrupt:
+            continue
+        np.testing.assert_array_equal(y.to_numpy(), numbers(4))
+    assert len(calls) >= 1
+
+
+def test_many_blocks_of_a_size_are_taken_in_linear_time(cuda):
+    """The newest ones first; each is found at once."""
+    count = 4000
+    stream = ptxrt.Stream()
+    arrays = [ptxrt.empty(1000, np.float32) for _ in range(count)]
+    addresses = [array.address for array in arrays]
+    pool = selection.current()._pool
+    x = ptxrt.to_device(numbers(8, 16))
+    transpose(x, stream=stream)
+    for array_ in arrays:
+        array_.memory.readers = ((None, selection.current().own_queue),)  # a bin keeps them, not the queue
+    del arrays, array_
+    gc.collect()
+    start = time.perf_counter()
+    taken = [pool.alloc(4000, selection.current().own_queue) for _ in range(count)]
+    spent = time.perf_counter() - start
+    assert sorted(taken) == sorted(addresses) and spent < 2, spent
+    for address in taken:
+        pool.free(address, 4000, selection.current().own_queue, (), False)

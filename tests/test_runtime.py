@@ -4,6 +4,7 @@ traces.
 Here a missing wait gives wrong numbers, and waits of the host are counted.
 """
 
+import asyncio
 import copy
 import gc
 import json
@@ -155,6 +156,45 @@ def test_threads_leave_the_blocks_that_they_entered(either):
         left.set()
         thread.join()
     assert seen == [True, True] and selection.current().queue() is selection.current().own_queue
+
+
+def test_blocks_may_end_in_another_context(either):
+    """In another task or thread there is nothing to restore."""
+    stream, machine = ptxrt.Stream(), ptxrt.using(either.name)
+
+    async def steps():
+        with stream, machine:
+            yield 1
+
+    async def run():
+        generator = steps()
+        await asyncio.create_task(generator.__anext__())
+        with pytest.raises(StopAsyncIteration):
+            await asyncio.create_task(generator.__anext__())
+
+    asyncio.run(run())
+    thread = threading.Thread(target=lambda: machine.__exit__(None, None, None))
+    thread.start()
+    thread.join()
+    assert selection.current().queue() is selection.current().own_queue
+
+
+def test_tasks_that_enter_one_choice_leave_it_alike():
+    seen = []
+
+    async def run():
+        choice = ptxrt.using("emulator", ptx="portable")
+
+        async def task():
+            with choice as chosen:
+                await asyncio.sleep(0.01)
+                assert selection.current() is chosen
+            seen.append(backend.scope().backend)
+
+        await asyncio.gather(task(), task())
+
+    asyncio.run(run())
+    assert seen == [None, None]
 
 
 @pytest.mark.parametrize("priority", ["high", 1.5, None, True, 2**31, np.zeros(2)])
@@ -512,6 +552,49 @@ def test_prepared_calls_find_what_changed_in_lists_and_objects(emulator):
         for arguments in ((), (x, held), (x, copy.deepcopy(held))):
             with pytest.raises(ptxrt.ArgumentError, match="which has changed since|it was prepared with"):
                 prepared(*arguments)
+
+
+def test_prepared_calls_find_arrays_that_were_added(emulator):
+    x, other = (ptxrt.to_device(np.full((2, 64), value, np.float32)) for value in (1, 5))
+    held, layer = [x], Layer(x, 1.0)
+    del layer.eps, layer.scales
+    for value, add in ((held, lambda: held.append(other)), (layer, lambda: setattr(layer, "more", other))):
+        prepared = ptxrt.prepare(lambda x, value: ptxrt.rmsnorm(x), x, value)
+        prepared(x, value)
+        add()
+        for arguments in ((), (x, value)):
+            with pytest.raises(ptxrt.ArgumentError, match="item 1 differs|more differs"):
+                prepared(*arguments)
+
+
+def test_prepared_calls_take_containers_within_themselves_and_any_names(emulator):
+    x = ptxrt.to_device(numbers(2, 64))
+    loop: dict = {}
+    loop["loop"] = loop
+    ring: list = [x]
+    ring.append(ring)
+    for value in (loop, ring):
+        prepared = ptxrt.prepare(lambda x, value: ptxrt.rmsnorm(x), x, value)
+        np.testing.assert_array_equal(prepared(x, value).to_numpy(), ptxrt.rmsnorm(x).to_numpy())
+    for name in ("_rest", "_others", "__rest", "rest"):
+        prepared = ptxrt.prepare(lambda x, **named: ptxrt.rmsnorm(x), x, **{name: 1})
+        prepared(x, **{name: 1})
+        with pytest.raises(ptxrt.ArgumentError, match=f"{name} is 2"):
+            prepared(x, **{name: 2})
+        with pytest.raises(ptxrt.ArgumentError, match="the argument more came"):
+            prepared(x, more=2)
+
+
+def test_prepared_calls_compare_the_bytes_of_host_arrays(emulator):
+    x = ptxrt.to_device(numbers(2, 64))
+    objects = np.empty(2, object)
+    objects[1] = x
+    for host in (np.array([np.nan, 0.0]), objects, np.ones((3, 4))[:, ::2], np.zeros(0)):
+        prepared = ptxrt.prepare(lambda x, held: ptxrt.rmsnorm(x), x, [host])
+        prepared(x, [host]), prepared(x, [host.copy()])
+        if host.size:
+            with pytest.raises(ptxrt.ArgumentError, match="it was prepared with"):
+                prepared(x, [np.full_like(host, 7)])
 
 
 def want_of(x, weight):

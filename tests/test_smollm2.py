@@ -327,14 +327,15 @@ def test_counts_are_whole_numbers_of_at_least_one(emulator, monkeypatch, wrong):
     for name, call in [
         ("batch", lambda: smollm2.SmolLM2(batch=wrong)),
         ("context", lambda: smollm2.SmolLM2(context=wrong)),
-        ("generate: tokens", lambda: model.generate("a", wrong)),
-        ("generate: tokens", lambda: model.generate("a", wrong, stream=True)),
+        ("generate: tokens", lambda: model.generate("a", wrong or None)),  # 0 is a number of tokens
+        ("generate: tokens", lambda: model.generate("a", wrong or None, stream=True)),
         ("logits: chunk", lambda: model.logits([3, 4], chunk=wrong)),
         ("logits: chunk", lambda: model.perplexity([3, 4], chunk=wrong)),
     ]:
         with pytest.raises(ptxrt.ArgumentError) as error:
             call()
-        assert str(error.value).startswith(f"{name} is {wrong!r}; pass a whole number of at least 1")
+        least, came = (0, wrong or None) if name == "generate: tokens" else (1, wrong)
+        assert str(error.value).startswith(f"{name} is {came!r}; pass a whole number of at least {least}")
 
 
 def test_counts_of_numpy(emulator):

@@ -217,13 +217,18 @@ class Packed(ABC):
     layout: Any
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_scalar = type(value) is DeviceArray and not value.shape and f32.holds(value.dtype)  # calls store one
-        if name == "global_scale" and name in self.__dict__ and not (is_scalar and self.on_device):
+        if name == "global_scale" and name in self.__dict__ and not self._is_level(value):
             if (value is None) != (self.global_scale is None):
                 has = "no global_scale" if self.global_scale is None else "a global_scale"
                 raise ArgumentError(f"{type(self).__name__}: {self.format} has {has}; {value!r} came")
             value = None if value is None else self._placed_global_scale(value)
         super().__setattr__(name, value)
+
+    def _is_level(self, value: Any) -> bool:
+        """Whether a value is a scalar beside codes on a device, such as calls store."""
+        if type(value) is not DeviceArray or value.shape or not f32.holds(value.dtype) or self.global_scale is None:
+            return False
+        return self.on_device and value.backend is self.codes.backend
 
     def _checked_global_scale(self, block: BlockFormat | None, value):
         """Return None, or the global scale as an array without axes on the side of the codes."""
@@ -246,6 +251,9 @@ class Packed(ABC):
             return upload(self.codes.backend, scale)
         if isinstance(self.codes, np.ndarray) and isinstance(scale, DeviceArray):
             raise ArgumentError(f"{name}: global_scale is on the device, codes are not; pass a number")
+        if isinstance(scale, DeviceArray) and scale.backend is not self.codes.backend:
+            where = f"{scale.backend.describe()}, codes on {self.codes.backend.describe()}"
+            raise ArgumentError(f"{name}: global_scale is on {where}; bring it there, or pass a number")
         return scale
 
     # The version of the order of bytes in codes, which files name; None where the format itself defines the order.
