@@ -46,8 +46,8 @@ class Turn:
     """A reentrant lock. A thread that takes it first settles the items that finalizers have left.
 
     settle: handles one item, or leaves it again if it fails before it has done anything. The thread that takes the lock
-    calls it, never in a nested turn. survives_fork: whether
-    a forked process may use the lock if no other thread had it at the fork.
+    calls it, never in a nested turn. survives_fork: whether a forked process may use the lock if no other thread had it
+    at the fork.
     """
 
     def __init__(self, settle: Callable[[Any], None], survives_fork: bool = False):

@@ -215,16 +215,28 @@ PARAMS = ".param .u64 out, .param .u32 a, .param .u32 b, .param .u32 c"
 @pytest.mark.parametrize(
     "load, message",
     [
-        ("ld.param.u64 %rd2, [b];", "reads 8 bytes at 0x[0-9a-f]+c of the kernel's parameters, which is no multiple of 8"),
+        (
+            "ld.param.u64 %rd2, [b];",
+            "reads 8 bytes at 0x[0-9a-f]+c of the kernel's parameters, which is no multiple of 8",
+        ),
         ("ld.param.v2.u32 {%r2, %r3}, [b];", "which is no multiple of 8"),
-        ("ld.param.u32 %r2, [b+8];", r"the nearest is the kernel's parameters \(20 bytes at .*\), 4 bytes past the end"),
+        (
+            "ld.param.u32 %r2, [b+8];",
+            r"the nearest is the kernel's parameters \(20 bytes at .*\), 4 bytes past the end",
+        ),
         ("ld.param.u32 %r2, [b+4096];", "4092 bytes past the end"),
         ("@%p1 ld.param.u64 %rd2, [b];", "which is no multiple of 8"),
         ("@%p1 ld.param.u64 %rd2, [b+8];", "8 bytes past the end"),
         ("mov.b64 %rd2, b; ld.param.u32 %r2, [%rd2+8];", "4 bytes past the end"),
-        ("ld.const.u32 %r2, [fixed+8];", r"the nearest is the variable 'fixed' \(8 bytes at .*\), 4 bytes past the end"),
+        (
+            "ld.const.u32 %r2, [fixed+8];",
+            r"the nearest is the variable 'fixed' \(8 bytes at .*\), 4 bytes past the end",
+        ),
         ("ld.const.u32 %r2, [fixed+2];", "of the variable 'fixed', which is no multiple of 4"),
-        ("mov.b64 %rd2, b; cvta.param.u64 %rd2, %rd2; st.u32 [%rd2], 1;", "writes 4 bytes in the kernel's parameters .* which is constant"),
+        (
+            "mov.b64 %rd2, b; cvta.param.u64 %rd2, %rd2; st.u32 [%rd2], 1;",
+            "writes 4 bytes in the kernel's parameters .* which is constant",
+        ),
     ],
 )  # fmt: skip
 def test_faulty_accesses_to_parameters_and_constants(load, message, checks):

@@ -788,7 +788,11 @@ def test_small_floats(execute):
 
 @pytest.mark.parametrize(
     "opcode",
-    ["add.f128", "mul.u32", "mul.wide.u64", "div.sat.f32", "fma.rn.ftz.f64", "setp.lo.s32", "setp.equ.u32", "shl.s32", "lop3.xor.b32", "mad24.hi.sat.u32", "mad24.lo.sat.s32", "mul24.hi.sat.s32", "prmt.b32.xx", "min.relu.u32", "max.u16x2.relu", "max.s16.relu", "selp.pred", "frobnicate.u32", "add.rn.s32"],
+    [
+        "add.f128", "mul.u32", "mul.wide.u64", "div.sat.f32", "fma.rn.ftz.f64", "setp.lo.s32", "setp.equ.u32",
+        "shl.s32", "lop3.xor.b32", "mad24.hi.sat.u32", "mad24.lo.sat.s32", "mul24.hi.sat.s32", "prmt.b32.xx",
+        "min.relu.u32", "max.u16x2.relu", "max.s16.relu", "selp.pred", "frobnicate.u32", "add.rn.s32",
+    ],
 )  # fmt: skip
 def test_what_is_refused(opcode):
     with pytest.raises(Unsupported, match=opcode.split(".")[0]):

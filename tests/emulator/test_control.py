@@ -225,7 +225,14 @@ def test_clocks_go_forward():
 
 
 def test_what_has_no_effect():
-    body = "membar.gl; membar.cta; fence.acq_rel.gpu; fence.sc.sys; fence.proxy.async; fence.mbarrier_init.release.cluster; fence.proxy.tensormap::generic.acquire.gpu [%rd0], 128; fence.proxy.tensormap::generic.release.gpu; prefetch.tensormap [%rd0]; nanosleep.u32 100; griddepcontrol.wait; griddepcontrol.launch_dependents; prefetch.global.L2 [%rd0]; applypriority.global.L2::evict_normal [%rd0], 128; discard.L2 [%rd0], 128; pmevent 3; st.global.u64 [%rd0], %rd1;"
+    body = (
+        "membar.gl; membar.cta; fence.acq_rel.gpu; fence.sc.sys; fence.proxy.async; "
+        "fence.mbarrier_init.release.cluster; fence.proxy.tensormap::generic.acquire.gpu [%rd0], 128; "
+        "fence.proxy.tensormap::generic.release.gpu; prefetch.tensormap [%rd0]; nanosleep.u32 100; "
+        "griddepcontrol.wait; griddepcontrol.launch_dependents; prefetch.global.L2 [%rd0]; "
+        "applypriority.global.L2::evict_normal [%rd0], 128; discard.L2 [%rd0], 128; pmevent 3; st.global.u64 "
+        "[%rd0], %rd1;"
+    )
     out = np.zeros(32, np.uint64)
     launch(program(body), "k", out)
     assert out.tolist() == [8 * i for i in range(32)]

@@ -57,12 +57,24 @@ DAMAGED = {
     "predicate as a number": (body("mov.pred %p1, %r1;"), "t.ptx:6: mov.pred: %r1 has not 1 bits"),
     "address in a predicate": (body("ld.global.u32 %r1, [%p1];"), "t.ptx:6: ld.global.u32: the pred register %p1 is no address"),
     "integer as an f32": (body("mov.f32 %f1, 1;"), "t.ptx:6: mov.f32: the integer 1 stands where a f32 literal is"),
-    "integer as a summand": (body("add.f64 %fd1, %fd1, 2;"), "t.ptx:6: add.f64: the integer 2 stands where a f64 literal"),
+    "integer as a summand": (
+        body("add.f64 %fd1, %fd1, 2;"),
+        "t.ptx:6: add.f64: the integer 2 stands where a f64 literal",
+    ),
     "float as an integer": (body("mov.u32 %r1, 3.0;"), "t.ptx:6: mov.u32: a float literal stands where a u32 operand"),
     "float as a stored integer": (body("st.global.b32 [%rd1], 3.0;"), "t.ptx:6: st.global.b32: a float literal stands"),
-    "wide source": (body("add.f32 %f1, %rd1, %f1;"), "t.ptx:6: add.f32: the b64 register %rd1 is wider than its f32 operand"),
-    "wide result": (body("add.u32 %rd1, %r1, %r1;"), "t.ptx:6: add.u32: the u32 result goes into the wider b64 register %rd1"),
-    "store to a parameter": (body("st.param.u64 [out], %rd1;"), "t.ptx:6: st.param.u64: 'out' is a parameter of the kernel"),
+    "wide source": (
+        body("add.f32 %f1, %rd1, %f1;"),
+        "t.ptx:6: add.f32: the b64 register %rd1 is wider than its f32 operand",
+    ),
+    "wide result": (
+        body("add.u32 %rd1, %r1, %r1;"),
+        "t.ptx:6: add.u32: the u32 result goes into the wider b64 register %rd1",
+    ),
+    "store to a parameter": (
+        body("st.param.u64 [out], %rd1;"),
+        "t.ptx:6: st.param.u64: 'out' is a parameter of the kernel",
+    ),
     "modifier without a number": (body("cp.async.wait_group;"), "t.ptx:6: "),
     "nothing": ("", "t.ptx:1: a PTX text starts with"),
     "zeros": ("\0" * 4096, "t.ptx:1: "),
@@ -80,7 +92,8 @@ def test_a_damaged_text_is_refused_by_its_line(what):
 def test_literals_that_are_allowed():
     """Of float literals: any for floats, those of at most as many bits for untyped operands (as ptxas)."""
     lines = """mov.f32 %f1, 0d3FF0000000000000; mov.f64 %fd1, 0f3F800000; mov.b32 %r1, 0f3F800000; mov.b64 %rd1, 1.0;
-        mov.b32 %f1, 1; add.f32 %f1, %f1, 1.0; and.b32 %r1, %r1, 0f3F800000; cvt.rn.f32.s32 %f1, 1; cvt.u32.u8 %r1, %rd1;
+        mov.b32 %f1, 1; add.f32 %f1, %f1, 1.0; and.b32 %r1, %r1, 0f3F800000;
+        cvt.rn.f32.s32 %f1, 1; cvt.u32.u8 %r1, %rd1;
         cvt.u8.u32 %rd1, %r1; ld.param.u8 %rd1, [out]; st.global.u8 [%rd1], %rd1; mov.b64 %rd1, {%r1, 0f3F800000};"""
     Emulator().load_text(body(lines), "t.ptx", whole=True).code("k")
 
@@ -264,7 +277,8 @@ def test_constant_expressions():
     lines = "\n".join(
         f"mov.u64 %rd2, {text}; st.global.u64 [%rd1+8*{position}], %rd2;" for position, text in enumerate(EXPRESSIONS)
     )
-    other = """mov.u64 %rd2, list+4*(1+1); ld.global.u32 %r1, [%rd2]; ld.global.u32 %r2, [list+2*6]; st.global.u32 [%rd1+8*20], %r1;
+    other = """mov.u64 %rd2, list+4*(1+1); ld.global.u32 %r1, [%rd2]; ld.global.u32 %r2, [list+2*6];
+        st.global.u32 [%rd1+8*20], %r1;
         st.global.u32 [%rd1+160+4], %r2; mov.b64 %rd2, {1+1, 2*2}; st.global.u64 [%rd1+(21*8)], %rd2;"""
     out = np.zeros(22, np.int64)
     before = ".global .b32 list[4] = {1, 2, 1+2, (1+1)*2};\n"
@@ -285,10 +299,12 @@ def test_parameters_in_registers():
 .func (.reg .pred r, .reg .f32 s) mixed (.reg .pred a, .reg .f32 b, .param .b32 c)
 { .reg .b32 x; ld.param.b32 x, [c]; not.pred r, a; cvt.rn.f32.u32 s, x; add.f32 s, s, b; ret; }
 """
-    calls = """ld.param.u64 %rd1, [out]; mov.u32 %r1, 1; call (%r2), more, (%r1); call (%r1), more, (%r2); call (%r1), more, (%r1);
+    calls = """ld.param.u64 %rd1, [out]; mov.u32 %r1, 1; call (%r2), more, (%r1);
+        call (%r1), more, (%r2); call (%r1), more, (%r1);
         st.global.u32 [%rd1], %r1; call (%r1), more, (1+1); st.global.u32 [%rd1+4], %r1; call (_), more, (%r1);
         setp.eq.u32 %p1, %r1, 0; @%p1 call (%r1), more, (%r1); st.global.u32 [%rd1+8], %r1;
-        { .param .b32 c, d; st.param.b32 [c], 5; call (d), more, (c); ld.param.b32 %r3, [d]; call (%p1, %f1), mixed, (%p1, 2.5, c); }
+        { .param .b32 c, d; st.param.b32 [c], 5; call (d), more, (c); ld.param.b32 %r3, [d];
+        call (%p1, %f1), mixed, (%p1, 2.5, c); }
         selp.u32 %r4, 1, 0, %p1; st.global.v4.u32 [%rd1+16], {%r3, %r4, %r4, %r4}; st.global.f32 [%rd1+24], %f1;"""
     out = np.zeros(8, np.uint32)
     launch(body(calls, before), "k", out, block=1)
