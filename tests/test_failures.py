@@ -96,7 +96,7 @@ def check_reuse(cuda, held, stream):
     held.clear()
     gc.collect()
     z = ptxrt.to_device(np.zeros(shape, np.float32))
-    assert z.address == address
+    assert z.address == address and (z.to_numpy() == 0).all()
     cuda.run(stream)
     assert (z.to_numpy() == 0).all()
 
@@ -153,17 +153,18 @@ def test_inputs_of_a_launch_that_is_not_recorded(cuda):
     np.testing.assert_array_equal(y.to_numpy(), numbers(8, 16).T)
 
 
-def test_writes_that_are_not_recorded(cuda):
-    stream, other = ptxrt.Stream(), ptxrt.Stream()
+def test_writes_that_are_interrupted(cuda):
+    """Of more bytes than staging memory takes: the call copies and waits."""
+    stream, other, count = ptxrt.Stream(), ptxrt.Stream(), Staging.LARGEST // 4 + 1
     with other:
-        y = [ptxrt.empty((16, 8), np.float32)]
+        y = [ptxrt.empty(count, np.float32)]
     ptxrt.synchronize()
 
     def write():
         with stream:
-            y[0][...] = numbers(16, 8)
+            y[0][...] = numbers(count)
 
-    fails_behind(cuda, "cuMemcpyHtoDAsync", "cuEventRecord", write)
+    fails_behind(cuda, "cuMemcpyHtoDAsync", "cuMemcpyHtoDAsync", write, KeyboardInterrupt)
     with other:
         check_reuse(cuda, y, stream)
 

@@ -504,6 +504,11 @@ LEVELS = {
 }
 
 
+def made_with(scalar, q):
+    """The codes and scales of q under a scalar that belongs to the array."""
+    return ptxrt.QuantizedArray(**q.arrays | dict(global_scale=scalar), **DESCRIBED)
+
+
 @pytest.mark.parametrize("name", LEVELS)
 @pytest.mark.parametrize("made_by", ["a call", "a call with out"])
 def test_scalars_of_the_caller_are_never_written(emulator, rng, name, made_by):
@@ -536,7 +541,7 @@ def test_scalars_that_an_array_was_made_with_are_written(emulator, rng, name):
     x = ptxrt.to_device(rng.standard_normal((32, 32)).astype(np.float16))
     for _ in range(3):
         scalar = ptxrt.to_device(np.float32(0.01))
-        out = ptxrt.QuantizedArray(**call(x, **{word: 1.0}).arrays | dict(global_scale=scalar), **DESCRIBED)
+        out = made_with(scalar, call(x, **{word: 1.0}))
         for value in (scalar, 3.0):
             call(x, out=out, **{word: value})
             assert out.global_scale.address == scalar.address
@@ -572,7 +577,7 @@ def test_records_of_scalars_that_an_array_was_made_with_serve_no_other(emulator,
     call, word = LEVELS[name]
     x, level = ptxrt.to_device(rng.standard_normal((32, 32)).astype(np.float16)), np.float32(0.01)
     scalar = ptxrt.to_device(level)
-    made = ptxrt.QuantizedArray(**call(x, **{word: 1.0}).arrays | dict(global_scale=scalar), **DESCRIBED)
+    made = made_with(scalar, call(x, **{word: 1.0}))
     prepared = ptxrt.prepare(call, x, out=made, **{word: scalar})
     for _ in range(3):
         assert prepared().global_scale is scalar

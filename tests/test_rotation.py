@@ -92,5 +92,5 @@ def test_tables_that_memory_does_not_hold():
 def test_parts_of_a_table_are_those_of_one(monkeypatch):
     want = ptxrt.rope_table(6, 50)
     for count in (1, 7, 60):
-        monkeypatch.setattr(rotation, "_ROWS_AT_ONCE", count)
+        monkeypatch.setattr(rotation, "_ELEMENTS_AT_ONCE", count)
         np.testing.assert_array_equal(ptxrt.rope_table(6, 50), want)

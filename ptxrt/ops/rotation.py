@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from .quantized import QuantizedArray
 
 STYLES = ("halves", "pairs")
-# Angles in float64 take twice the memory of the table: so many elements of it are computed at a time.
-_ROWS_AT_ONCE = 1 << 20
+# The elements of a table that are computed at a time. In float64 they take twice their memory.
+_ELEMENTS_AT_ONCE = 1 << 20
 
 _YARN = dict(factor=None, length=None, beta_fast=32.0, beta_slow=1.0, truncate=True, magnitude=False)
 
@@ -89,7 +89,7 @@ def rope_table(dim: int, length: int, base: Number = 10000.0, *, yarn: Mapping[s
         angles = angles / options["factor"] * share + angles * (1 - share)
         magnitude = options["magnitude"]
     table = host_array("rope_table", (length, dim), f32.dtype)
-    rows = max(1, _ROWS_AT_ONCE // dim)
+    rows = max(1, _ELEMENTS_AT_ONCE // dim)
     for first in range(0, length, rows):
         turned = np.arange(first, min(first + rows, length), dtype=np.float64)[:, None] * angles
         table[first : first + rows, : dim // 2] = magnitude * np.cos(turned)
