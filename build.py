@@ -1060,7 +1060,7 @@ def main(arguments=None):
         help="build NAME or 'NAME[axis=value]' alone (repeatable)",
     )
     parser.add_argument("--list", action="store_true", help="list the units and whether they are fresh")
-    parser.add_argument("--clean", action="store_true", help="remove the files that builds wrote, and nothing else")
+    parser.add_argument("--clean", action="store_true", help="remove the files that builds wrote, or those of --only")
     parser.add_argument("--table", action="store_true", help="print the tables even when nothing was built")
     parser.add_argument("--ptx-only", action="store_true", help="write the native PTX alone: enough for the emulator")
     parser.add_argument(
